@@ -1,0 +1,70 @@
+"""Configs of the data stages and of the data of a run."""
+
+import dataclasses
+from typing import Literal
+
+from lmjax.config import free, need
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerConfig:
+    """`lmjax tokenizer`: train one, or import one."""
+
+    kind: Literal["byte", "sentencepiece", "hf"] = "sentencepiece"  # hf: a `tokenizer.json`
+    path: str | None = None  # import this .model or tokenizer.json instead of training
+    algorithm: Literal["bpe", "unigram"] = "bpe"  # sentencepiece only
+    vocab_size: int = 4096  # pieces, special ones and 256 bytes included
+    sample_bytes: int = 10_000_000  # UTF-8 bytes of the training split to learn from, drawn over all sources by size
+    seed: int = 0  # of the sample
+
+    def __post_init__(self):
+        need(
+            self.kind != "hf" or self.path is not None, "config.kind='hf' imports: set config.path to a tokenizer.json"
+        )
+        need(self.kind == "byte" or self.vocab_size > 300, f"config.vocab_size={self.vocab_size} must exceed 300")
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardsConfig:
+    """`lmjax tokenize`: documents to shards of token ids."""
+
+    add_bos: bool = True  # the tokenizer's <bos> before each document, where it has one
+    add_eos: bool = True  # the tokenizer's <eos> after each document, where it has one
+    shard_tokens: int = 100_000_000  # a shard is closed after this many; a document is never cut
+    seed: int = 0  # of the one shuffle of the documents
+    num_workers: int = free(2)  # encoding processes; the shards do not depend on it
+
+
+@dataclasses.dataclass(frozen=True)
+class StageConfig:
+    """A mixture from one step on."""
+
+    from_step: int  # the first step that uses it; the first stage starts at 0
+    weights: dict[str, float]  # source → share of the rows, normalized
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """What a run reads."""
+
+    shards: tuple[str, ...] = ()  # folders made by `lmjax tokenize`; their sources together are the run's
+    seq_len: int = 256  # T, tokens in a row; a run-time choice, shards do not depend on it
+    weights: dict[str, float] = dataclasses.field(default_factory=dict)
+    # source → share of the rows; empty: in proportion to tokens
+    stages: tuple[StageConfig, ...] = ()  # weights that change by step; instead of `weights`
+    train_split: str = "train"
+    eval_split: str = "validation"
+    num_workers: int = free(0)  # reading processes; 0 reads in threads
+    prefetch: int = free(4)  # steps read ahead, for each worker
+
+    def __post_init__(self):
+        need(self.seq_len >= 2, f"config.data.seq_len={self.seq_len} must be at least 2")
+        need(not (self.weights and self.stages), "config.data: give weights or stages, not both")
+        steps = [stage.from_step for stage in self.stages]
+        need(
+            steps == sorted(set(steps)) and steps[:1] in ([], [0]),
+            f"config.data.stages must start at step 0 and rise: {steps}",
+        )
+        for weights in (self.weights, *(stage.weights for stage in self.stages)):
+            need(all(w >= 0 for w in weights.values()), f"config.data: weights must not be negative: {weights}")
+            need(not weights or sum(weights.values()) > 0, "config.data: the weights sum to 0")

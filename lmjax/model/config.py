@@ -1,0 +1,81 @@
+"""What a decoder is: chosen by fields, never by a model's name."""
+
+import dataclasses
+from typing import Literal
+
+from lmjax.config import free, need
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only transformer, pre-norm."""
+
+    vocab_size: int = 4096  # ids; at least the tokenizer's, larger to divide well over devices
+    num_layers: int = 4
+    d_model: int = 192  # width of the residual stream
+    num_heads: int = 6  # query heads
+    num_kv_heads: int | None = None  # key-value heads, divides num_heads; none: as many as query heads
+    head_dim: int | None = None  # none: d_model / num_heads
+    d_ff: int | None = None  # hidden width of the MLP; none: 4 d_model, or 8/3 d_model rounded up to 64 where gated
+    activation: Literal["swiglu", "geglu", "gelu", "relu"] = (
+        "swiglu"  # the first two are gated: act(x W_gate) * (x W_up)
+    )
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_epsilon: float = 1e-6
+    position: Literal["rope", "learned", "sinusoidal", "none"] = "rope"
+    rope_theta: float = 10_000.0  # base wavelength of the rotary angles
+    max_length: int = 2048  # tokens; rows of learned positions, and the longest sequence that generation accepts
+    attention_bias: bool = False  # biases of the query, key, value and output products
+    mlp_bias: bool = False
+    norm_bias: bool = False  # layernorm only
+    tie_embeddings: bool = True  # the output product reuses the token embedding
+    scale_embeddings: bool = False  # multiply embeddings by sqrt(d_model)
+    dropout: float = 0.0  # probability, on embeddings and on each residual branch
+    qk_norm: bool = False  # RMS norm of queries and keys over the head dim, before positions
+    attention_softcap: float | None = None  # c: scores become c tanh(scores / c)
+    logit_softcap: float | None = None  # the same for the output logits
+    init: Literal["normal", "scaled", "fan_in"] = "scaled"
+    # normal: N(0, init_std²) everywhere. scaled: residual outputs divided by sqrt(2 L) (GPT-2). fan_in: N(0, 1/fan_in), outputs scaled
+    init_std: float = 0.02
+    attention: Literal["auto", "reference", "blockwise"] = free("auto")  # auto: blockwise above one block of tokens
+    attention_block: int = free(128)  # tokens in one block of the blockwise form
+    scan: Literal["auto", "on", "off"] = free("auto")  # one compiled layer; auto: off on CPU, where unrolled is faster
+    remat: Literal["none", "dots", "full", "block_outputs"] = free("none")
+    # recompute in the backward pass: nothing; all but matmul outputs; all but each layer's input; all but the named branch outputs
+
+    def __post_init__(self):
+        need(self.num_layers >= 1, f"config.model.num_layers={self.num_layers} must be at least 1")
+        need(self.vocab_size >= 1, f"config.model.vocab_size={self.vocab_size} must be at least 1")
+        need(
+            self.head_dim is not None or self.d_model % self.num_heads == 0,
+            f"config.model.d_model={self.d_model} does not divide by num_heads={self.num_heads}; set head_dim",
+        )
+        need(
+            self.num_heads % self.kv_heads == 0,
+            f"config.model.num_heads={self.num_heads} does not divide by num_kv_heads={self.num_kv_heads}",
+        )
+        need(0.0 <= self.dropout < 1.0, f"config.model.dropout={self.dropout} must be in [0, 1)")
+        need(self.position != "rope" or self.dim_head % 2 == 0, f"rope needs an even head_dim, not {self.dim_head}")
+        need(self.norm == "layernorm" or not self.norm_bias, "config.model.norm_bias needs norm='layernorm'")
+
+    @property
+    def kv_heads(self) -> int:
+        """K."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def dim_head(self) -> int:
+        """H."""
+        return self.head_dim or self.d_model // self.num_heads
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate beside its up product."""
+        return self.activation in ("swiglu", "geglu")
+
+    @property
+    def hidden(self) -> int:
+        """F."""
+        if self.d_ff is not None:
+            return self.d_ff
+        return -(-8 * self.d_model // 3 // 64) * 64 if self.gated else 4 * self.d_model

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Sourced by the other scripts: makes $VENV (default .venv) and installs lmjax into it from the pinned constraints.
+# Quick when nothing changed. PYTHON chooses the interpreter, EXTRAS the extras of pyproject.toml ("test,peers").
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+VENV="${VENV:-.venv}"
+EXTRAS="${EXTRAS:-test}"
+
+if [ ! -x "$VENV/bin/python" ]; then
+  PYTHON="${PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v python3 || true)}"
+  [ -n "$PYTHON" ] || { echo "setup: no python3 found; install Python 3.11 or newer" >&2; exit 2; }
+  "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    { echo "setup: $PYTHON is $("$PYTHON" -V 2>&1); Python 3.11 or newer is needed (set PYTHON=…)" >&2; exit 2; }
+  echo "setup: making $VENV with $("$PYTHON" -V)"
+  "$PYTHON" -m venv "$VENV"
+fi
+
+case "$("$VENV/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" in
+  3.11) CONSTRAINTS=constraints/py311.txt ;;
+  *) CONSTRAINTS=constraints/py312.txt ;;
+esac
+
+stamp="$EXTRAS $(cat pyproject.toml "$CONSTRAINTS" | cksum)"
+if [ "$(cat "$VENV/.lmjax-installed" 2>/dev/null || true)" != "$stamp" ]; then
+  echo "setup: installing lmjax[$EXTRAS] with $CONSTRAINTS (about a minute)"
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c "$CONSTRAINTS" -e ".[$EXTRAS]"
+  echo "$stamp" >"$VENV/.lmjax-installed"
+fi
+export PATH="$PWD/$VENV/bin:$PATH"
