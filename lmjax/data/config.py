@@ -7,6 +7,21 @@ from lmjax.config import free, need
 
 
 @dataclasses.dataclass(frozen=True)
+class SplitConfig:
+    """`lmjax split`: documents to train, validation and test, by the hash of their text: copies fall on one side."""
+
+    validation: float = 0.02  # share of the documents
+    test: float = 0.02  # share of the documents
+    seed: int = 0  # another seed draws another split
+
+    def __post_init__(self):
+        shares = (self.validation, self.test)
+        need(
+            min(shares) >= 0 and sum(shares) < 1, f"config.validation and config.test must be shares below 1: {shares}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
     """`lmjax tokenizer`: train one, or import one."""
 
