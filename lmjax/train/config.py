@@ -1,0 +1,90 @@
+"""RunConfig: everything that a training run is."""
+
+import dataclasses
+from typing import Literal
+
+from lmjax.config import free, need
+from lmjax.data.config import DataConfig
+from lmjax.model.config import ModelConfig
+from lmjax.optim.config import OptimConfig
+from lmjax.sharding.config import MeshConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """The loop and the step."""
+
+    steps: int = 1000  # optimizer steps of the whole run; schedules end here
+    stop_at: int | None = free(None)  # end this process after that step, with a checkpoint; the run goes on from it
+    batch_size: int = 8  # rows of a global batch
+    accumulation: int = 1  # micro-batches whose summed gradients make one step; divides batch_size
+    precision: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    # of the matrix products; parameters, softmax and losses stay float32. float16 scales the loss dynamically
+    z_loss: float = 0.0  # weight of log² Z, keeps the logits' normalizer near 1 (PaLM: 1e-4)
+    loss_chunk: int = free(1024)  # tokens of a row block whose logits exist at one time
+
+    def __post_init__(self):
+        need(self.steps >= 1, f"config.train.steps={self.steps} must be at least 1")
+        need(
+            self.batch_size >= 1 and self.accumulation >= 1,
+            "config.train: batch_size and accumulation must be at least 1",
+        )
+        need(
+            self.batch_size % self.accumulation == 0,
+            f"config.train.batch_size={self.batch_size} does not divide by accumulation={self.accumulation}",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation on the held-out split, inside the loop."""
+
+    every: int | None = free(250)  # steps between evaluations; none: at the end only
+    rows: int | None = free(256)  # rows of each source; none: all
+    batch_size: int | None = free(None)  # rows of an evaluation batch; none: train.batch_size
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save and what to keep."""
+
+    every: int = free(500)  # steps between checkpoints; one is always written at the end
+    keep: int = free(2)  # newest checkpoints kept
+    keep_every: int | None = free(None)  # checkpoints at multiples of this are kept for good
+
+    def __post_init__(self):
+        need(self.every >= 1, f"config.checkpoint.every={self.every} must be at least 1")
+        need(self.keep >= 1, f"config.checkpoint.keep={self.keep} must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class MonitorConfig:
+    """What is written, and how often."""
+
+    log_every: int = free(10)  # steps between rows of metrics.jsonl
+    tensorboard: bool = free(True)
+    peak_flops: float | None = free(None)  # FLOP/s of one device, for MFU; none: from the table, or measured on a CPU
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """A training run. Fields marked `free` may change between a run and its resumption; no other may."""
+
+    seed: int = 0  # of the initial parameters, the order of the data and dropout
+    objective: Literal["next_token"] = "next_token"
+    tokenizer: str = ""  # folder made by `lmjax tokenizer`
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    mesh: MeshConfig = free(MeshConfig())  # a checkpoint restores onto any mesh
+    optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
+
+    def __post_init__(self):
+        model, data = self.model, self.data
+        need(
+            model.position != "learned" or data.seq_len <= model.max_length,
+            f"config.data.seq_len={data.seq_len} exceeds config.model.max_length={model.max_length} of learned positions",
+        )
