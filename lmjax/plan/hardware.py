@@ -1,0 +1,106 @@
+"""Accelerators: the figures that MFU, memory and time are computed from, each with its source.
+
+A row describes what JAX calls a device. That is a chip, except where a chip is two devices (TPU7x): there each figure is
+half the chip's. Peaks are of dense matrix products (no sparsity). HBM is counted in GiB, whatever the vendor's page calls
+them: an "80 GB" card reports 80 × 2³⁰ bytes, within a percent. A runtime keeps a little of it for itself.
+"""
+
+import dataclasses
+from typing import Literal
+
+from lmjax.config import did_you_mean
+from lmjax.errors import UserError
+
+GiB = 2**30
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+    """One kind of device."""
+
+    name: str  # as `--hardware` takes it
+    platform: Literal["tpu", "gpu"]
+    kinds: tuple[str, ...]  # `jax.Device.device_kind`, exactly
+    bfloat16_flops: float  # FLOP/s; float16 runs at the same rate
+    float32_flops: float  # FLOP/s of a float32 product at JAX's default precision, see `peak_flops`
+    hbm_bytes: int
+    hbm_bytes_per_s: float
+    interconnect_bytes_per_s: float  # sent over all links together, one direction
+    devices_per_host: int  # of the largest usual host
+    source: str  # where the figures stand, and the year they were read
+    devices_per_chip: int = 1
+
+    def peak_flops(self, precision: Precision) -> float:
+        """FLOP/s that products at this precision could reach.
+
+        At JAX's default precision a TPU multiplies float32 operands in one bfloat16 pass, and a GPU in TF32.
+        """
+        return self.float32_flops if precision == "float32" else self.bfloat16_flops
+
+
+ACCELERATORS = (
+    Accelerator(
+        "v4", "tpu", ("TPU v4",), 275e12, 275e12, 32 * GiB, 1200e9, 300e9, 4,
+        "docs.cloud.google.com/tpu/docs/v4, 2026; links: arXiv 2304.01433 (six of 50 GB/s)",
+    ),
+    Accelerator(
+        "v5e", "tpu", ("TPU v5 lite", "TPU v5e"), 197e12, 197e12, 16 * GiB, 819e9, 200e9, 8,
+        "docs.cloud.google.com/tpu/docs/v5e, 2026 (400 GB/s both ways)",
+    ),
+    Accelerator(
+        "v5p", "tpu", ("TPU v5", "TPU v5p"), 459e12, 459e12, 95 * GiB, 2765e9, 600e9, 4,
+        "docs.cloud.google.com/tpu/docs/v5p, 2026 (1200 GB/s both ways)",
+    ),
+    Accelerator(
+        "v6e", "tpu", ("TPU v6 lite", "TPU v6e"), 918e12, 918e12, 32 * GiB, 1638e9, 400e9, 8,
+        "docs.cloud.google.com/tpu/docs/v6e, 2026 (800 GB/s both ways)",
+    ),
+    Accelerator(
+        "tpu7x", "tpu", ("TPU7x",), 2307e12 / 2, 2307e12 / 2, 96 * GiB, 7380e9 / 2, 300e9, 8,
+        "docs.cloud.google.com/tpu/docs/tpu7x, 2026 (a chip: 192 GiB, 1200 GB/s both ways)", devices_per_chip=2,
+    ),
+    Accelerator(
+        "a100-40gb", "gpu", ("NVIDIA A100-SXM4-40GB",), 312e12, 156e12, 40 * GiB, 1555e9, 300e9, 8,
+        "NVIDIA A100 datasheet, 2021 (NVLink 600 GB/s both ways)",
+    ),
+    Accelerator(
+        "a100", "gpu", ("NVIDIA A100-SXM4-80GB",), 312e12, 156e12, 80 * GiB, 2039e9, 300e9, 8,
+        "NVIDIA A100 datasheet, 2021 (NVLink 600 GB/s both ways)",
+    ),
+    Accelerator(
+        "h100-pcie", "gpu", ("NVIDIA H100 PCIe",), 756e12, 378e12, 80 * GiB, 2000e9, 300e9, 8,
+        "NVIDIA H100 datasheet, 2023 (NVLink bridge 600 GB/s both ways)",
+    ),
+    Accelerator(
+        "h100", "gpu", ("NVIDIA H100 80GB HBM3",), 989.4e12, 494.7e12, 80 * GiB, 3350e9, 450e9, 8,
+        "NVIDIA H100 architecture white paper, 2023 (SXM5; NVLink 900 GB/s both ways)",
+    ),
+    Accelerator(
+        "h200", "gpu", ("NVIDIA H200",), 989.4e12, 494.7e12, 141 * GiB, 4800e9, 450e9, 8,
+        "NVIDIA H200 datasheet, 2024 (SXM; the H100's chip with more memory)",
+    ),
+    Accelerator(
+        "b200", "gpu", ("NVIDIA B200",), 2250e12, 1100e12, 180 * GiB, 8000e9, 900e9, 8,
+        "NVIDIA Blackwell architecture brief, 2024 (HGX at 1,000 W; NVLink 1.8 TB/s both ways)",
+    ),
+)  # fmt: skip
+
+
+def find(device_kind: str) -> Accelerator | None:
+    """The row of a device by `jax.Device.device_kind`; none for a CPU or a device that the table lacks.
+
+    The match is exact: a near name ("NVIDIA H100 NVL") is another card with other figures.
+    """
+    for row in ACCELERATORS:
+        if device_kind in row.kinds:
+            return row
+    return None
+
+
+def by_name(name: str) -> Accelerator:
+    """The row that `--hardware` names; a `UserError` lists the known ones."""
+    rows = {row.name: row for row in ACCELERATORS}
+    if name not in rows:
+        raise UserError(f"--hardware {name!r} is not in the table{did_you_mean(name, rows)}")
+    return rows[name]
