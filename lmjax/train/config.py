@@ -75,7 +75,9 @@ class RunConfig:
     tokenizer: str = ""  # folder made by `lmjax tokenizer`
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
-    mesh: MeshConfig = free(MeshConfig())  # a checkpoint restores onto any mesh
+    mesh: MeshConfig = dataclasses.field(
+        default_factory=MeshConfig, metadata={"free": True}
+    )  # checkpoints fit any mesh
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)

@@ -1,0 +1,168 @@
+"""The decoder: token ids → hidden states → logits.
+
+NNX modules define it; at every boundary parameters are a nested dict of float32 arrays, the layers stacked along a leading L.
+    params = init(config, key)
+    hidden = forward(config, params, tokens, positions, mask, types)      [B T D]
+    logits = unembed(config, params, hidden, types)                       [B T V]
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from lmjax.model import rope
+from lmjax.model.attention import Mask
+from lmjax.model.block import BRANCH, Block
+from lmjax.model.blockwise import soft_cap
+from lmjax.model.cache import LayerCache
+from lmjax.model.config import ModelConfig
+from lmjax.model.dense import Dtypes, dense, dropout
+from lmjax.model.initialize import Initializer
+from lmjax.model.norm import Norm
+from lmjax.sharding.mesh import constrain
+
+Params = dict[str, Any]
+
+REMAT_POLICIES = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "block_outputs": jax.checkpoint_policies.save_only_these_names(BRANCH),
+}
+
+
+class Embed(nnx.Module):
+    """Token embeddings, and learned positions where the config has them."""
+
+    def __init__(self, config: ModelConfig, init: Initializer):
+        self.token = nnx.Param(init((config.vocab_size, config.d_model)), axes=("vocab", "embed"))
+        if config.position == "learned":
+            self.position = nnx.Param(init((config.max_length, config.d_model)), axes=(None, "embed"))
+
+
+class Head(nnx.Module):
+    """The output product of an untied decoder."""
+
+    def __init__(self, config: ModelConfig, init: Initializer):
+        shape = (config.d_model, config.vocab_size)
+        self.kernel = nnx.Param(init(shape, fan_in=config.d_model), axes=("embed", "vocab"))
+
+
+class Decoder(nnx.Module):
+    """Embeddings, L stacked layers, a final norm, and a head where untied."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.embed = Embed(config, Initializer(config, rngs))
+
+        @nnx.split_rngs(splits=config.num_layers)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def stack(rngs: nnx.Rngs) -> Block:
+            return Block(config, Initializer(config, rngs))
+
+        self.layers = stack(rngs)
+        self.final_norm = Norm(config)
+        if not config.tie_embeddings:
+            self.head = Head(config, Initializer(config, rngs))
+
+    def enter(self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], types: Dtypes) -> Float[Array, "B T D"]:
+        """Embeds tokens, and adds positions where they are added."""
+        config = self.config
+        x = self.embed.token[...][tokens]
+        x = x * math.sqrt(config.d_model) if config.scale_embeddings else x
+        if config.position == "learned":
+            x = x + self.embed.position[...][positions]
+        elif config.position == "sinusoidal":
+            x = x + rope.sinusoidal(positions, config.d_model)
+        return constrain(x.astype(types.activation), "batch", None, None)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        mask: Mask,
+        types: Dtypes,
+        key: PRNGKeyArray | None,
+        cache: LayerCache | None,
+        unroll: bool,
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
+        """Hidden states after the final norm, and the cache as written."""
+        config = self.config
+        keys = [None, None] if key is None else jax.random.split(key)
+        x = dropout(self.enter(tokens, positions, types), config.dropout, keys[0])
+        graph, layers = nnx.split(self.layers)
+
+        def body(x, layer):
+            weights, layer_key, layer_cache = layer
+            return nnx.merge(graph, weights)(x, positions, mask, types, layer_key, layer_cache)
+
+        if config.remat != "none" and cache is None:
+            body = jax.checkpoint(body, policy=REMAT_POLICIES[config.remat], prevent_cse=unroll)
+        layer_keys = None if key is None else jax.random.split(keys[1], config.num_layers)
+        x, cache = jax.lax.scan(body, x, (layers, layer_keys, cache), unroll=config.num_layers if unroll else 1)
+        return self.final_norm(x), cache
+
+
+# ------------------------------------------------------------------------------------------------------- plain boundaries
+
+
+def init(config: ModelConfig, key: PRNGKeyArray) -> Params:
+    """Initial parameters, float32; a function of (config, key) alone."""
+    return nnx.to_pure_dict(nnx.state(Decoder(config, nnx.Rngs(params=key)), nnx.Param))
+
+
+@functools.lru_cache(maxsize=16)
+def _abstract(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
+    """The decoder's structure, with shapes for arrays."""
+    return nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(params=0))), nnx.Param, ...)[:2]
+
+
+def logical_axes(config: ModelConfig) -> Params:
+    """The logical axes of every parameter, in a tree like `init`'s."""
+    _, state = _abstract(config)
+    flat = {path: variable.get_metadata()["axes"] for path, variable in nnx.to_flat_state(state)}
+    tree: Params = {}
+    for path, names in flat.items():
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = ("layers", *names) if path[0] == "layers" else names
+    return tree
+
+
+def merge(config: ModelConfig, params: Params) -> Decoder:
+    """The module over these parameters, to be used inside a trace."""
+    graph, state = _abstract(config)
+    state = jax.tree.map(lambda leaf: leaf, state)  # a copy: `replace_by_pure_dict` writes in place
+    nnx.replace_by_pure_dict(state, params)
+    return nnx.merge(graph, state)
+
+
+def forward(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    mask: Mask,
+    types: Dtypes,
+    key: PRNGKeyArray | None = None,
+    cache: LayerCache | None = None,
+) -> tuple[Float[Array, "B T D"], LayerCache | None]:
+    """Hidden states [B T D] in `types.activation`, and the cache. `key` turns dropout on."""
+    unroll = config.scan == "off" or (config.scan == "auto" and jax.default_backend() == "cpu")
+    return merge(config, params)(tokens, positions, mask, types, key, cache, unroll)
+
+
+def output_weights(config: ModelConfig, params: Params) -> Float[Array, "D V"]:
+    """The product that makes logits: the head, or the transposed embeddings where tied."""
+    return params["embed"]["token"].T if config.tie_embeddings else params["head"]["kernel"]
+
+
+def unembed(config: ModelConfig, params: Params, hidden: Float[Array, "B T D"], types: Dtypes) -> Float[Array, "B T V"]:
+    """Logits, float32."""
+    logits = dense(hidden, output_weights(config, params), types).astype(jnp.float32)
+    return constrain(soft_cap(logits, config.logit_softcap), "batch", None, "vocab")

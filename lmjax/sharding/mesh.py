@@ -1,0 +1,73 @@
+"""One mesh for TPU, GPU and CPU, and the shardings that the rules give on it.
+
+Equations never mention the mesh: `with use(mesh)` makes it ambient, `constrain` names logical axes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from lmjax import axes
+from lmjax.errors import UserError
+from lmjax.sharding import rules
+from lmjax.sharding.config import MeshConfig
+
+
+def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
+    """The mesh (data, fsdp, tensor) over all devices, laid out for the hardware's topology.
+
+    Raises:
+      UserError: the sizes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = config.sizes(len(devices))
+    return jax.make_mesh(sizes, axes.MESH_AXES, axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
+
+
+def use(mesh: Mesh):
+    """Context in which `constrain` knows the mesh."""
+    return jax.set_mesh(mesh)
+
+
+def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
+    """Pins the layout of an activation; without an ambient mesh, the identity."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*rules.spec(logical)))
+
+
+def sharding(mesh: Mesh, logical: tuple[str | None, ...], fsdp: bool = True) -> NamedSharding:
+    """Where an array with these logical axes lives."""
+    return NamedSharding(mesh, PartitionSpec(*rules.spec(logical, fsdp)))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """A copy on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def tree_shardings(mesh: Mesh, logical: Any, fsdp: bool = True) -> Any:
+    """`sharding` of every leaf of a tree of logical axes."""
+    return jax.tree.map(lambda names: sharding(mesh, names, fsdp), logical, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def check_divides(mesh: Mesh, logical: Mapping[str, Any], shapes: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Every sharded dim must divide by its mesh axes: a named error before anything is compiled.
+
+    Args:
+      mesh: the mesh.
+      logical, shapes: trees of logical axes and of arrays (or their shapes), alike in structure.
+      names: logical axis → the config field that sets its size, for the message.
+    """
+    sizes = dict(mesh.shape)
+    flat, _ = jax.tree_util.tree_flatten_with_path(logical, is_leaf=lambda x: isinstance(x, tuple))
+    for (path, axes_of), array in zip(flat, jax.tree.leaves(shapes), strict=True):
+        for axis, mesh_axis, size in zip(axes_of, rules.spec(axes_of), array.shape, strict=True):
+            shards = rules.num_shards(mesh_axis, sizes)
+            if size % shards:
+                where = "/".join(str(key.key) for key in path)
+                raise UserError(
+                    f"{names.get(axis, axis)}={size} does not divide by config.mesh.{mesh_axis}={shards} (parameter {where})"
+                )

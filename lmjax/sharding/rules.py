@@ -1,0 +1,32 @@
+"""The table from logical axes to mesh axes: the only place that says how anything is sharded. No jax.
+
+A parameter names the logical axis of each of its dims where it is made (`lmjax/model`); an activation names them where it
+is constrained. Logical axes that are not in the table are replicated.
+"""
+
+from lmjax.axes import DATA, FSDP, TENSOR
+
+RULES: dict[str, str | tuple[str, ...]] = {
+    "batch": (DATA, FSDP),  # rows
+    "embed": FSDP,  # D of a weight; activations keep D whole
+    "kv_heads": TENSOR,  # K: a shard holds whole groups of query heads with their key and value
+    "mlp": TENSOR,  # F
+    "vocab": TENSOR,  # V
+}
+
+Spec = tuple[str | tuple[str, ...] | None, ...]
+
+
+def spec(axes: tuple[str | None, ...], fsdp: bool = True) -> Spec:
+    """Mesh axes for the logical axes of an array; `fsdp=False` leaves the weights whole over that axis."""
+    mesh_axes = [RULES.get(axis) if axis is not None else None for axis in axes]
+    return tuple(None if axis == FSDP and not fsdp else axis for axis in mesh_axes)
+
+
+def num_shards(axis: str | tuple[str, ...] | None, sizes: dict[str, int]) -> int:
+    """Into how many pieces a dim is cut."""
+    names = () if axis is None else (axis,) if isinstance(axis, str) else axis
+    product = 1
+    for name in names:
+        product *= sizes[name]
+    return product
