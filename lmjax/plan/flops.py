@@ -1,0 +1,78 @@
+"""FLOPs of a token, forward and in training: two for each multiply-add of a matrix product, nothing else.
+
+Forward, for a token of a row of T tokens, over L layers:
+
+    qkv        2 · D · K (G + 2) H
+    attention  2 · 2 · N · H · (T + 1) / 2     scores and values; token t attends t keys, (T + 1) / 2 on average
+    out        2 · N · H · D
+    mlp        2 · M · D · F + 2 · F · D       M = 2 where gated, else 1
+    head       2 · D · V, once                 tied or not; looking up an embedding multiplies nothing
+
+The backward pass computes a gradient for each of the two operands of a product: training is three times the forward.
+Model FLOPs are these, whatever the program does: MFU counts them only (PaLM, arXiv 2204.02311, appendix B, but with causal
+attention counted once instead of twice). Hardware FLOPs add what rematerialization computes again. Packed documents
+attend to fewer keys than a whole row; the convention counts the row.
+"""
+
+import dataclasses
+
+from lmjax.model.config import ModelConfig
+
+BACKWARD = 2  # products of the backward pass for each one of the forward
+
+
+@dataclasses.dataclass(frozen=True)
+class Flops:
+    """Forward FLOPs of one token by part, over all layers, and what training recomputes."""
+
+    qkv: float
+    attention: float
+    out: float
+    mlp: float
+    head: float
+    recomputed: float  # forward FLOPs that the backward pass repeats, see `recomputed`
+
+    @property
+    def forward(self) -> float:
+        """Model FLOPs of a token's forward pass."""
+        return self.qkv + self.attention + self.out + self.mlp + self.head
+
+    @property
+    def training(self) -> float:
+        """Model FLOPs of a token's forward and backward pass: what MFU counts."""
+        return (1 + BACKWARD) * self.forward
+
+    @property
+    def hardware(self) -> float:
+        """FLOPs that the program executes for a token in training, recomputation included."""
+        return self.training + self.recomputed
+
+
+def flops_per_token(model: ModelConfig, seq_len: int) -> Flops:
+    """FLOPs of one token in rows of `seq_len` tokens, averaged over the row."""
+    width = model.num_heads * model.dim_head
+    fused = (model.num_heads + 2 * model.kv_heads) * model.dim_head
+    layer = {
+        "qkv": 2 * model.d_model * fused,
+        "attention": 2 * 2 * width * (seq_len + 1) / 2,
+        "out": 2 * width * model.d_model,
+        "mlp": 2 * (3 if model.gated else 2) * model.d_model * model.hidden,
+    }
+    parts = {name: float(model.num_layers * count) for name, count in layer.items()}
+    return Flops(**parts, head=2.0 * model.d_model * model.vocab_size, recomputed=recomputed(model, parts))
+
+
+def recomputed(model: ModelConfig, parts: dict[str, float]) -> float:
+    """Forward FLOPs of the layers that the backward pass repeats under `model.remat`.
+
+    none: nothing is. dots: the outputs of the products with weights are kept, attention's scores and values are not.
+    block_outputs: the outputs of both branches of a layer are kept, so the last product of each (out, down) is not repeated.
+    full: every layer.
+    """
+    down = parts["mlp"] / (3 if model.gated else 2)
+    return {
+        "none": 0.0,
+        "dots": parts["attention"],
+        "block_outputs": parts["qkv"] + parts["attention"] + parts["mlp"] - down,
+        "full": sum(parts.values()),
+    }[model.remat]

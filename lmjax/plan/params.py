@@ -1,0 +1,91 @@
+"""Parameters of a decoder, from its config alone: the tree's paths, dims and shapes, and counts by group.
+
+Dims are letters of the alphabet in `lmjax.axes`, with M = 2 products into the MLP's hidden where it is gated, else 1, and
+P = G + 2: for each key-value head its query heads, its key and its value. The layers' leading L is a stack.
+"""
+
+import math
+
+from lmjax.model.config import ModelConfig
+
+GROUPS = ("embedding", "attention", "mlp", "norm", "head")
+
+
+def dim_sizes(model: ModelConfig) -> dict[str, int]:
+    """Letter → size."""
+    queries = model.num_heads // model.kv_heads
+    return {
+        "L": model.num_layers, "D": model.d_model, "F": model.hidden, "V": model.vocab_size, "S": model.max_length,
+        "K": model.kv_heads, "G": queries, "P": queries + 2, "H": model.dim_head, "M": 2 if model.gated else 1,
+    }  # fmt: skip
+
+
+def parameter_dims(model: ModelConfig) -> dict[str, str]:
+    """Path → dims, as "L D M F"; the decoder's tree, flattened with slashes."""
+    dims = {"embed/token": "V D"}
+    if model.position == "learned":
+        dims["embed/position"] = "S D"
+    dims |= norm_dims(model, "layers/attention_norm", "L D") | attention_dims(model)
+    dims |= norm_dims(model, "layers/mlp_norm", "L D") | mlp_dims(model)
+    dims |= norm_dims(model, "final_norm", "D")
+    if not model.tie_embeddings:
+        dims["head/kernel"] = "D V"
+    return dims
+
+
+def norm_dims(model: ModelConfig, path: str, dims: str) -> dict[str, str]:
+    """A norm's scale, and its bias where it has one."""
+    return {f"{path}/{name}": dims for name in ("scale", "bias") if name == "scale" or model.norm_bias}
+
+
+def attention_dims(model: ModelConfig) -> dict[str, str]:
+    """The fused query, key and value product, the output product, and what the config adds."""
+    dims = {"layers/attention/qkv": "L D K P H", "layers/attention/out": "L K G H D"}
+    if model.attention_bias:
+        dims |= {"layers/attention/qkv_bias": "L K P H", "layers/attention/out_bias": "L D"}
+    if model.qk_norm:
+        dims |= {"layers/attention/q_norm": "L H", "layers/attention/k_norm": "L H"}
+    return dims
+
+
+def mlp_dims(model: ModelConfig) -> dict[str, str]:
+    """The fused gate and up product (or up alone), and the down product."""
+    dims = {"layers/mlp/up": "L D M F", "layers/mlp/down": "L F D"}
+    if model.mlp_bias:
+        dims |= {"layers/mlp/up_bias": "L M F", "layers/mlp/down_bias": "L D"}
+    return dims
+
+
+def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Path → shape of each parameter array."""
+    sizes = dim_sizes(model)
+    return {path: tuple(sizes[dim] for dim in dims.split()) for path, dims in parameter_dims(model).items()}
+
+
+def group(path: str) -> str:
+    """The group that a parameter counts in; norms of queries and keys are norms."""
+    if "norm" in path:
+        return "norm"
+    for part, name in (("embed/", "embedding"), ("/attention/", "attention"), ("/mlp/", "mlp"), ("head/", "head")):
+        if part in path:
+            return name
+    raise ValueError(f"parameter {path!r} is in no group")
+
+
+def count_by_group(model: ModelConfig) -> dict[str, int]:
+    """Parameters of each group, in the order of `GROUPS`; a tied head counts nothing of its own."""
+    counts = dict.fromkeys(GROUPS, 0)
+    for path, shape in parameter_shapes(model).items():
+        counts[group(path)] += math.prod(shape)
+    return counts
+
+
+def total(model: ModelConfig) -> int:
+    """All parameters."""
+    return sum(count_by_group(model).values())
+
+
+def non_embedding(model: ModelConfig) -> int:
+    """Parameters of the layers and norms: neither embeddings nor head, the N of scaling laws (Kaplan 2020)."""
+    counts = count_by_group(model)
+    return sum(counts.values()) - counts["embedding"] - counts["head"]

@@ -1,0 +1,76 @@
+"""FLOPs a token against independent counts: the weights of the tree, the pairs of a causal mask, and published formulas."""
+
+import dataclasses
+import math
+
+import pytest
+
+from lmjax.model.config import ModelConfig
+from lmjax.plan import params
+from lmjax.plan.flops import flops_per_token
+
+MODELS = {
+    "gated, grouped, tied": ModelConfig(num_heads=6, num_kv_heads=2, d_model=96, vocab_size=500, num_layers=3),
+    "gelu, untied, biases": ModelConfig(
+        activation="gelu", norm="layernorm", norm_bias=True, position="learned", attention_bias=True, mlp_bias=True,
+        tie_embeddings=False, vocab_size=300,
+    ),
+    "wide heads": ModelConfig(d_model=64, num_heads=4, num_kv_heads=1, head_dim=48, d_ff=100, qk_norm=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_weight_products_are_two_flops_for_each_weight(model):
+    """Every weight of a product multiplies each token once; the head's weights do, even where they are the embedding's."""
+    shapes = params.parameter_shapes(model)
+    weights = [name for name in shapes if name.endswith(("attention/qkv", "attention/out", "mlp/up", "mlp/down"))]
+    expected = 2 * sum(math.prod(shapes[name]) for name in weights) + 2 * model.d_model * model.vocab_size
+    flops = flops_per_token(model, 64)
+    assert flops.forward - flops.attention == expected
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("seq_len", [2, 7, 64])
+def test_attention_counts_the_causal_pairs_once(model, seq_len):
+    pairs = sum(1 for query in range(seq_len) for key in range(seq_len) if key <= query)
+    row = model.num_layers * model.num_heads * pairs * (2 * model.dim_head + 2 * model.dim_head)
+    assert seq_len * flops_per_token(model, seq_len).attention == row
+
+
+def test_training_is_three_forwards_and_near_six_flops_for_each_weight():
+    """Llama 3 8B: 8.03e9 parameters, of which the untied embedding (0.53e9) multiplies nothing."""
+    llama = ModelConfig(
+        vocab_size=128_256, num_layers=32, d_model=4096, num_heads=32, num_kv_heads=8, d_ff=14_336,
+        rope_theta=500_000.0, tie_embeddings=False,
+    )  # fmt: skip
+    assert params.total(llama) == 8_030_261_248
+    flops = flops_per_token(llama, 8192)
+    products = params.total(llama) - 128_256 * 4096 - params.count_by_group(llama)["norm"]
+    assert flops.training == 3 * flops.forward
+    assert flops.training == 6 * products + 3 * flops.attention
+    assert flops.training == pytest.approx(6 * products + 6 * 32 * 8193 * 4096)
+
+
+def test_gpt2_agrees_with_nanogpts_estimate_of_full_attention():
+    """nanoGPT counts 6 N + 12 L H Q T with the whole square of attention: here the half, and no norms or positions in N."""
+    gpt2 = ModelConfig(
+        vocab_size=50_257, num_layers=12, d_model=768, num_heads=12, activation="gelu", norm="layernorm", norm_bias=True,
+        position="learned", max_length=1024, attention_bias=True, mlp_bias=True,
+    )  # fmt: skip
+    assert params.total(gpt2) == 124_439_808
+    nano = 6 * (params.total(gpt2) - 1024 * 768) + 12 * 12 * 768 * 1024
+    flops = flops_per_token(gpt2, 1024)
+    assert flops.training + 3 * flops.attention * 1023 / 1025 == pytest.approx(nano, rel=2e-3)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_remat_adds_hardware_flops_and_no_model_flops(model):
+    runs = {
+        remat: flops_per_token(dataclasses.replace(model, remat=remat), 64)
+        for remat in ("none", "dots", "block_outputs", "full")
+    }
+    assert len({flops.training for flops in runs.values()}) == 1
+    assert runs["none"].hardware == runs["none"].training
+    assert runs["full"].recomputed == runs["full"].forward - runs["full"].head
+    order = [runs[remat].hardware for remat in ("none", "dots", "block_outputs", "full")]
+    assert order == sorted(order) and len(set(order)) == 4
