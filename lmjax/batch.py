@@ -1,6 +1,6 @@
 """The one contract between data and model: a batch of packed rows."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
 
@@ -11,8 +11,12 @@ class Batch(NamedTuple):
     A NamedTuple, so JAX sees a pytree without being imported here.
     """
 
-    tokens: Int["*A B T"]  # int32; what the model reads. Padding is 0 and is known by segment 0, never by its id.
-    targets: Int["*A B T"]  # int32; the next token of the same document; 0 where loss_weights is 0
-    loss_weights: Float["*A B T"]  # float32; 0 where nothing is predicted: a document's last token in the row, padding
-    segment_ids: Int["*A B T"]  # int32; 1, 2, … for each document in the row, 0 for padding: attention stays inside one
-    positions: Int["*A B T"]  # int32; 0, 1, … from each document's first token in the row
+    tokens: Int[Any, "*A B T"]  # int32; what the model reads. Padding is 0 and is known by segment 0, never by its id.
+    targets: Int[Any, "*A B T"]  # int32; the next token of the same document; 0 where loss_weights is 0
+    loss_weights: Float[
+        Any, "*A B T"
+    ]  # float32; 0 where nothing is predicted: a document's last token in the row, padding
+    segment_ids: Int[
+        Any, "*A B T"
+    ]  # int32; 1, 2, … for each document in the row, 0 for padding: attention stays inside one
+    positions: Int[Any, "*A B T"]  # int32; 0, 1, … from each document's first token in the row
