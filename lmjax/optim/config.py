@@ -31,4 +31,8 @@ class OptimConfig:
             self.clip_norm is None or self.clip_norm > 0,
             f"config.optim.clip_norm={self.clip_norm} must be positive or none",
         )
+        need(
+            self.name != "muon" or not self.decay_embeddings,
+            "config.optim.decay_embeddings: muon decays the layers' matrices only",
+        )
         need(0 <= self.final_ratio <= 1, f"config.optim.final_ratio={self.final_ratio} must be in [0, 1]")

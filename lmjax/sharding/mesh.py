@@ -38,6 +38,12 @@ def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*rules.spec(logical)))
 
 
+def batch_shards() -> int:
+    """How many pieces the rows of a batch are cut into on the ambient mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else rules.num_shards(rules.RULES["batch"], dict(mesh.shape))
+
+
 def sharding(mesh: Mesh, logical: tuple[str | None, ...], fsdp: bool = True) -> NamedSharding:
     """Where an array with these logical axes lives."""
     return NamedSharding(mesh, PartitionSpec(*rules.spec(logical, fsdp)))

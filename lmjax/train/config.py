@@ -21,7 +21,7 @@ class TrainConfig:
     precision: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     # of the matrix products; parameters, softmax and losses stay float32. float16 scales the loss dynamically
     z_loss: float = 0.0  # weight of log² Z, keeps the logits' normalizer near 1 (PaLM: 1e-4)
-    loss_chunk: int = free(1024)  # tokens of a row block whose logits exist at one time
+    loss_chunk: int = free(1024)  # tokens of one device whose logits exist at one time
 
     def __post_init__(self):
         need(self.steps >= 1, f"config.train.steps={self.steps} must be at least 1")

@@ -1,0 +1,126 @@
+"""Next-token cross-entropy, in chunks.
+
+    nll = Σ w (log Z - logit[target]),   log Z = log Σ_v exp logit[v],   z = Σ w log² Z
+
+Every loss here is a sum with its denominator; they are divided once, after accumulation and over all devices. The logits of a
+chunk of tokens exist at one time, never the batch's: the gradients with respect to the hidden states and the output weights
+are computed in the forward pass, chunk by chunk, and only scaled by the cotangent in the backward pass.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from lmjax.batch import Batch
+from lmjax.model import decoder
+from lmjax.model.attention import Mask
+from lmjax.model.blockwise import soft_cap
+from lmjax.model.config import ModelConfig
+from lmjax.model.dense import Dtypes
+from lmjax.sharding.mesh import batch_shards, constrain
+
+
+class Sums(NamedTuple):
+    """A loss before its division."""
+
+    total: Float[Array, ""]  # what is differentiated: nll + z_loss · z
+    weight: Float[Array, ""]  # the denominator: the sum of the loss weights
+    nll: Float[Array, ""]  # pure negative log-likelihood, nats: what is reported
+    z: Float[Array, ""]  # Σ w log² Z, without its coefficient
+
+
+class HeadConfig(NamedTuple):
+    """The static part of the loss head."""
+
+    z_loss: float  # coefficient of log² Z
+    softcap: float | None  # of the logits
+    chunk: int  # tokens of one device whose logits exist at one time
+    types: Dtypes
+
+
+def _logits(x: Float[Array, "B T D"], w: Float[Array, "D V"], types: Dtypes) -> Float[Array, "B T V"]:
+    flat = x.reshape(-1, x.shape[-1]).astype(types.matmul) @ w.astype(types.matmul)
+    return constrain(flat.astype(jnp.float32).reshape(*x.shape[:-1], w.shape[-1]), "batch", None, "vocab")
+
+
+def _chunk_sums(x, w, targets, weights, head: HeadConfig):
+    """(total, (nll, z)) of one chunk."""
+    logits = soft_cap(_logits(x, w, head.types), head.softcap)
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    nll = jnp.sum(weights * (log_z - chosen))
+    z = jnp.sum(weights * log_z**2)
+    return nll + head.z_loss * z, (nll, z)
+
+
+def _chunks(chunk: int, *arrays: Array) -> list[Array]:
+    """Each [B, T, …] → [count, B, T / count, …], padded with zeros (weight 0): every device keeps its rows in each chunk."""
+    rows, length = arrays[0].shape[:2]
+    count = min(length, -(-rows * length // (chunk * batch_shards())))
+    padding = [(0, 0), (0, -length % count)]
+    padded = [jnp.pad(x, padding + [(0, 0)] * (x.ndim - 2)) if length % count else x for x in arrays]
+    return [jnp.moveaxis(x.reshape(rows, count, -1, *x.shape[2:]), 1, 0) for x in padded]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def head_loss(
+    x: Float[Array, "B T D"],
+    w: Float[Array, "D V"],
+    targets: Int[Array, "B T"],
+    weights: Float[Array, "B T"],
+    head: HeadConfig,
+) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]]]:
+    """(total, (nll, z)) over all tokens; gradients flow through `total` alone."""
+    inputs = _chunks(head.chunk, x, targets, weights)
+
+    def body(sums, chunk):
+        total, (nll, z) = _chunk_sums(chunk[0], w, chunk[1], chunk[2], head)
+        return (sums[0] + total, sums[1] + nll, sums[2] + z), None
+
+    (total, nll, z), _ = jax.lax.scan(body, (jnp.zeros(()),) * 3, inputs)
+    return total, (nll, z)
+
+
+def _head_forward(x, w, targets, weights, head):
+    inputs = _chunks(head.chunk, x, targets, weights)
+    grad = jax.value_and_grad(_chunk_sums, argnums=(0, 1), has_aux=True)
+
+    def body(carry, chunk):
+        sums, dw = carry
+        (total, (nll, z)), (dx, dw_chunk) = grad(chunk[0], w, chunk[1], chunk[2], head)
+        return ((sums[0] + total, sums[1] + nll, sums[2] + z), dw + dw_chunk), dx
+
+    start = ((jnp.zeros(()),) * 3, jnp.zeros(w.shape, jnp.float32))
+    ((total, nll, z), dw), dx = jax.lax.scan(body, start, inputs)
+    dx = jnp.moveaxis(dx, 0, 1).reshape(x.shape[0], -1, x.shape[2])[:, : x.shape[1]]
+    return (total, (nll, z)), (dx, dw.astype(w.dtype))
+
+
+def _head_backward(head, saved, cotangents):
+    scale = cotangents[0]  # of `total`; nll and z are reported, not differentiated
+    dx, dw = saved
+    return (dx * scale).astype(dx.dtype), (dw * scale).astype(dw.dtype), None, None
+
+
+head_loss.defvjp(_head_forward, _head_backward)
+
+
+def next_token_loss(
+    model: ModelConfig,
+    params: decoder.Params,
+    batch: Batch,
+    key: PRNGKeyArray | None,
+    z_loss: float,
+    chunk: int,
+    types: Dtypes,
+) -> Sums:
+    """The sums of a micro-batch; `key` turns dropout on."""
+    hidden, _ = decoder.forward(
+        model, params, batch.tokens, batch.positions, Mask(segments=batch.segment_ids), types, key=key
+    )
+    head = HeadConfig(z_loss, model.logit_softcap, chunk, types)
+    total, (nll, z) = head_loss(hidden, decoder.output_weights(model, params), batch.targets, batch.loss_weights, head)
+    return Sums(total, jnp.sum(batch.loss_weights), nll, z)

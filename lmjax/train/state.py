@@ -1,0 +1,107 @@
+"""The state of a run: all that a step changes, as one pytree, and where each leaf lives on the mesh."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from lmjax.model import decoder
+from lmjax.model.config import ModelConfig
+from lmjax.sharding import mesh as meshes
+from lmjax.train.config import RunConfig
+
+# Where the size of a sharded logical axis is set, for messages.
+FIELDS = {
+    "embed": "config.model.d_model",
+    "kv_heads": "config.model.num_kv_heads (or num_heads)",
+    "mlp": "config.model.d_ff",
+    "vocab": "config.model.vocab_size",
+}
+
+
+class LossScale(NamedTuple):
+    """Dynamic loss scaling of float16; with other precisions the scale stays 1."""
+
+    scale: Float[Array, ""]
+    good_steps: Int[Array, ""]  # since the scale last changed
+
+
+class TrainState(NamedTuple):
+    """Saved whole in every checkpoint."""
+
+    step: Int[Array, ""]  # optimizer steps done: the next step is this one, and reads the batch of this number
+    params: decoder.Params  # float32
+    opt_state: Any
+    loss_scale: LossScale
+    key: PRNGKeyArray  # of dropout: step s uses fold_in(key, s)
+
+
+def init_state(config: RunConfig, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first step, a function of the config alone; to be jitted with `state_shardings` as output."""
+    params_key, dropout_key = jax.random.split(jax.random.key(config.seed))
+    params = decoder.init(config.model, params_key)
+    scale = 2.0**15 if config.train.precision == "float16" else 1.0
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params),
+        loss_scale=LossScale(jnp.asarray(scale, jnp.float32), jnp.zeros((), jnp.int32)),
+        key=dropout_key,
+    )
+
+
+class StateShardings(NamedTuple):
+    """Where the state lives, and in between, the gradients."""
+
+    state: TrainState
+    grads: Any
+
+
+def state_shardings(config: RunConfig, mesh: Mesh, optimizer: optax.GradientTransformation) -> StateShardings:
+    """Shardings by the rules and `config.mesh.zero`.
+
+    A leaf of the optimizer's state with the place and the shape of a parameter lives as that parameter would with fsdp;
+    every other leaf (counters, the factored statistics of adafactor) is replicated.
+
+    Raises:
+      UserError: a sharded dim does not divide.
+    """
+    logical = decoder.logical_axes(config.model)
+    abstract = jax.eval_shape(lambda: init_state(config, optimizer))
+    meshes.check_divides(mesh, logical, abstract.params, FIELDS)
+    whole = meshes.replicated(mesh)
+    sharded = meshes.tree_shardings(mesh, logical, fsdp=True)
+    replicas = meshes.tree_shardings(mesh, logical, fsdp=False)
+    by_path = {
+        tuple(key.key for key in path): (leaf.shape, place)
+        for (path, leaf), place in zip(
+            jax.tree_util.tree_leaves_with_path(abstract.params), jax.tree.leaves(sharded), strict=True
+        )
+    }
+
+    def place_of(path, leaf):
+        names = tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
+        # The optimizer's own dict keys ("muon", "adam") come before the parameter's.
+        for start in range(len(names)):
+            shape, place = by_path.get(names[start:], (None, None))
+            if shape == leaf.shape:
+                return place
+        return whole
+
+    state = TrainState(
+        step=whole,
+        params=sharded if config.mesh.zero == 3 else replicas,
+        opt_state=jax.tree_util.tree_map_with_path(place_of, abstract.opt_state),
+        loss_scale=LossScale(whole, whole),
+        key=whole,
+    )
+    return StateShardings(state, sharded if config.mesh.zero >= 2 else replicas)
+
+
+def count_params(config: ModelConfig) -> int:
+    """Parameters of the decoder."""
+    shapes = jax.eval_shape(lambda: decoder.init(config, jax.random.key(0)))
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))

@@ -1,0 +1,134 @@
+"""The step: sums over micro-batches, one division, clipping, the update.
+
+    g = Σ_micro ∇ total / Σ_micro weight,   g ← g · min(1, clip / |g|),   θ ← θ + schedule(step) · optimizer(g)
+
+A step whose loss or gradient is not finite changes nothing but the step number and the loss scale, and says so in
+`train/skipped`: the state is finite for good. With float16 that is how the scale is found; otherwise the loop stops the run.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from lmjax.batch import Batch
+from lmjax.model.decoder import Params
+from lmjax.optim.schedule import Schedule
+from lmjax.sharding import mesh as meshes
+from lmjax.train.config import RunConfig
+from lmjax.train.loss import Sums
+from lmjax.train.objective import Loss
+from lmjax.train.state import LossScale, StateShardings, TrainState
+
+SCALE_UP_AFTER = 2000  # good steps before the loss scale doubles (Micikevicius et al., 2018, arXiv 1710.03740)
+
+Metrics = dict[str, Array]
+Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
+def micro_batches(batch: Batch, count: int) -> Batch:
+    """[B, T] → [count, B / count, T], row b in micro-batch b mod count: each device keeps its share of every one."""
+    return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, count, *x.shape[1:]), 1, 0), batch)
+
+
+def summed_gradients(
+    loss: Loss, state: TrainState, batch: Batch, count: int, dropout: bool, shardings: Params
+) -> tuple[Sums, Params]:
+    """Sums and their gradients (of total · loss scale) over the micro-batches, laid out as `shardings`."""
+    key = jax.random.fold_in(state.key, state.step) if dropout else None
+
+    def scaled(params, rows, micro):
+        sums = loss(params, rows, key=None if key is None else jax.random.fold_in(key, micro))
+        return sums.total * state.loss_scale.scale, sums
+
+    def gradients(rows, micro):
+        grads, sums = jax.grad(scaled, has_aux=True)(state.params, rows, micro)
+        return sums, jax.lax.with_sharding_constraint(grads, shardings)
+
+    if count == 1:
+        return gradients(batch, 0)
+
+    def body(carry, item):
+        return jax.tree.map(jnp.add, carry, gradients(*item)), None
+
+    rows = micro_batches(batch, count)
+    zeros = (Sums(*(jnp.zeros(()),) * 4), jax.tree.map(jnp.zeros_like, state.params))
+    return jax.lax.scan(body, zeros, (rows, jnp.arange(count)))[0]
+
+
+def next_scale(scale: LossScale, finite: Array, dynamic: bool) -> LossScale:
+    """Halves the loss scale after an overflow, doubles it after a long run without one."""
+    if not dynamic:
+        return scale
+    good = jnp.where(finite, scale.good_steps + 1, 0)
+    grow = good >= SCALE_UP_AFTER
+    factor = jnp.where(finite, jnp.where(grow, 2.0, 1.0), 0.5)
+    return LossScale(jnp.maximum(scale.scale * factor, 1.0), jnp.where(grow, 0, good))
+
+
+def build_step(
+    config: RunConfig,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    schedule: Schedule,
+    mesh: Mesh,
+    shardings: StateShardings,
+) -> Step:
+    """The jitted step; the state that is passed in is donated."""
+    dropout = config.model.dropout > 0
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        sums, grads = summed_gradients(loss, state, batch, config.train.accumulation, dropout, shardings.grads)
+        denominator = jnp.maximum(sums.weight, 1.0)
+        divide = 1.0 / (denominator * state.loss_scale.scale)
+        grads = jax.tree.map(lambda g: g * divide, grads)
+        norm = optax.global_norm(grads)
+        finite = jnp.isfinite(norm) & jnp.isfinite(sums.total)
+        if config.optim.clip_norm is not None:
+            factor = jnp.minimum(1.0, config.optim.clip_norm / jnp.maximum(norm, 1e-30))
+            grads = jax.tree.map(lambda g: g * factor, grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        learning_rate = schedule(state.step)
+        params = jax.tree.map(lambda p, u: p + learning_rate * u, state.params, updates)
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old), (params, opt_state), (state.params, state.opt_state)
+        )
+        new_state = TrainState(
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            loss_scale=next_scale(state.loss_scale, finite, config.train.precision == "float16"),
+            key=state.key,
+        )
+        metrics = {
+            "train/loss": sums.nll / denominator,
+            "train/z_loss": config.train.z_loss * sums.z / denominator,
+            "train/grad_norm": norm,
+            "train/learning_rate": learning_rate,
+            "train/loss_scale": state.loss_scale.scale,
+            "train/target_tokens": sums.weight,
+            "train/skipped": 1.0 - finite,
+        }
+        return new_state, metrics
+
+    whole = meshes.replicated(mesh)
+    batch_sharding = meshes.sharding(mesh, ("batch", None))
+    return jax.jit(
+        step,
+        in_shardings=(shardings.state, batch_sharding),
+        out_shardings=(shardings.state, whole),
+        donate_argnums=(0,),
+    )
+
+
+def build_eval_step(loss: Loss, mesh: Mesh, shardings: StateShardings) -> Callable[[dict, Batch], Sums]:
+    """The jitted sums of one evaluation batch: no dropout, nothing is changed."""
+    batch_sharding = meshes.sharding(mesh, ("batch", None))
+    return jax.jit(
+        lambda params, batch: loss(params, batch, key=None),
+        in_shardings=(shardings.state.params, batch_sharding),
+        out_shardings=meshes.replicated(mesh),
+    )
