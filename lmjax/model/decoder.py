@@ -72,7 +72,8 @@ class Decoder(nnx.Module):
     def enter(self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], types: Dtypes) -> Float[Array, "B T D"]:
         """Embeds tokens, and adds positions where they are added."""
         config = self.config
-        x = self.embed.token[...][tokens]
+        # Rows are looked up in a table whose D is whole: a lookup in a table cut along D is not partitioned by the batch.
+        x = constrain(self.embed.token[...], "vocab", None)[tokens]
         x = x * math.sqrt(config.d_model) if config.scale_embeddings else x
         if config.position == "learned":
             x = x + self.embed.position[...][positions]
