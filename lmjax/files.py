@@ -153,7 +153,8 @@ def run_stage(
         manifest = read_manifest(folder)
         if (manifest.stage, manifest.inputs, manifest.config) == (stage, inputs, config):
             return manifest, True
-        changed = [name for name in ("stage", "inputs", "config") if getattr(manifest, name) != locals()[name]]
+        wanted = {"stage": stage, "inputs": inputs, "config": config}
+        changed = [name for name, value in wanted.items() if getattr(manifest, name) != value]
         raise UserError(
             f"{folder} holds an output made from other {' and '.join(changed)}; choose another --out or remove it"
         )

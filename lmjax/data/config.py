@@ -13,6 +13,8 @@ class SplitConfig:
     validation: float = 0.02  # share of the documents
     test: float = 0.02  # share of the documents
     seed: int = 0  # another seed draws another split
+    text_field: str = "text"  # of JSON lines and Parquet that are read; the other fields become meta
+    id_field: str | None = "id"  # holds an id, unique in its source; where it is missing the id is `path#line`
 
     def __post_init__(self):
         shares = (self.validation, self.test)
@@ -29,6 +31,7 @@ class TokenizerConfig:
     path: str | None = None  # import this .model or tokenizer.json instead of training
     algorithm: Literal["bpe", "unigram"] = "bpe"  # sentencepiece only
     vocab_size: int = 4096  # pieces, special ones and 256 bytes included
+    split_scripts: bool = True  # letters, digits and signs stay apart; off: pieces like `self.assertEqual(`, for code
     sample_bytes: int = 10_000_000  # UTF-8 bytes of the training split to learn from, drawn over all sources by size
     seed: int = 0  # of the sample
 
@@ -71,6 +74,8 @@ class DataConfig:
     eval_split: str = "validation"
     num_workers: int = free(0)  # reading processes; 0 reads in threads
     prefetch: int = free(4)  # steps read ahead, for each worker
+    verify: Literal["full", "size"] = free("full")
+    # before a run: hash every shard (1 GB/s), or compare sizes and record counts only, for corpora too large to hash
 
     def __post_init__(self):
         need(self.seq_len >= 2, f"config.data.seq_len={self.seq_len} must be at least 2")
