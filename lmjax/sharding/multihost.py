@@ -1,0 +1,89 @@
+"""Several processes as one run: start, the rows of each, stopping together, leaving.
+
+On a TPU pod or under SLURM `jax.distributed` finds its peers by itself. Elsewhere each process is told by the environment:
+JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES, JAX_PROCESS_ID.
+"""
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+
+from lmjax.errors import UserError
+
+HEARTBEAT_TIMEOUT_S = 30  # a dead peer is noticed after this; the default of jax lets the others wait 100
+
+
+def initialize(distributed: bool) -> None:
+    """Joins the other processes, where there are any; call before the first use of a device.
+
+    Args:
+      distributed: look for peers although the environment names no coordinator (TPU pods, SLURM).
+    """
+    variables = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    given = [name for name in variables if name in os.environ]
+    if not given:
+        if distributed:
+            jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S)
+        return
+    if len(given) < len(variables):
+        missing = ", ".join(name for name in variables if name not in os.environ)
+        raise UserError(f"{given[0]} is set, but not {missing}: a process of a cluster needs all three")
+    address, count, index = (os.environ[name] for name in variables)
+    jax.distributed.initialize(address, int(count), int(index), heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S)
+
+
+def is_primary() -> bool:
+    """Whether this process writes metrics and prints."""
+    return jax.process_index() == 0
+
+
+def local_rows(sharding: NamedSharding, batch_rows: int) -> tuple[int, ...]:
+    """The rows of a global batch that this process's devices hold, ascending."""
+    slices = sharding.addressable_devices_indices_map((batch_rows,)).values()
+    rows = {row for (piece,) in slices for row in range(*piece.indices(batch_rows))}
+    return tuple(sorted(rows))
+
+
+def global_array(sharding: NamedSharding, local: np.ndarray, batch_rows: int) -> jax.Array:
+    """A global [batch_rows, …] array from each process's `local_rows` of it; the copy to the devices is asynchronous."""
+    return jax.make_array_from_process_local_data(sharding, local, (batch_rows, *local.shape[1:]))
+
+
+class StopRequest:
+    """SIGTERM and SIGINT ask the run to save and end; all processes end after the same step.
+
+    With several processes jax's preemption service carries a SIGTERM of any of them to all, and names the step.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.previous: dict[int, object] = {}
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            signals = [signal.SIGINT] if jax.process_count() > 1 else [signal.SIGTERM, signal.SIGINT]
+            self.previous = {number: signal.signal(number, self.receive) for number in signals}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Notes the signal; a second one ends the process at once, as the user then wants."""
+        if self.signal is not None:
+            sys.exit(1)
+        self.signal = number
+
+    def reached(self, step: int) -> bool:
+        """Whether to end after `step` steps; every process must ask at every step."""
+        if jax.process_count() == 1:
+            return self.signal is not None
+        return multihost_utils.reached_preemption_sync_point(step)
