@@ -5,6 +5,7 @@ after the split, beside a `manifest.json`.
 """
 
 import dataclasses
+import hashlib
 from typing import Any
 
 
@@ -16,3 +17,14 @@ class Document:
     text: str  # may hold lone surrogates: nothing is lost on the way
     source: str  # names the part of a mixture: "code", "docs" …
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)  # path, url, date, license …; JSON values
+
+
+def to_bytes(text: str) -> bytes:
+    """UTF-8 of any text, lone surrogates included: what sizes, hashes and byte tokens are made of."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def draw(text: str, purpose: str, seed: int) -> float:
+    """A uniform number in [0, 1) for a text: copies draw alike, other documents do not matter, purposes are independent."""
+    digest = hashlib.blake2b(to_bytes(text), digest_size=8, key=f"{purpose}/{seed}".encode()).digest()
+    return (int.from_bytes(digest, "little") >> 11) / (1 << 53)

@@ -1,0 +1,338 @@
+"""Documents in, and their form on disk.
+
+`read_documents` streams text, Markdown, JSON lines (plain, gzip, zstd) and Parquet that someone else wrote: a bad byte becomes
+U+FFFD, a bad record is counted and named and never costs the rest of its file: read = kept + failed. `write_documents` and
+`read_written` are the project's own form, where every fault is an error.
+"""
+
+import codecs
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import zstandard
+from etils import epath
+
+from lmjax.data.compression import Fault, decompressed, raw_blocks
+from lmjax.data.document import Document, to_bytes
+from lmjax.data.inputs import LINE_SUFFIXES, PARQUET_SUFFIX, find_files, known_suffix
+from lmjax.errors import UserError
+
+log = logging.getLogger(__name__)
+
+PARQUET_ROWS = 256  # rows of a Parquet file in memory at a time
+ZSTD_LEVEL = 3
+SHOWN = 10  # failures that are told one by one; all are counted
+SUFFIX = ".jsonl.zst"  # of the project's own form
+
+
+@dataclasses.dataclass
+class Counts:
+    """What became of the records that were read: read = kept + failed."""
+
+    read: int = 0  # records met; blank lines are none
+    kept: int = 0
+    failed: int = 0
+    repaired: int = 0  # records whose bytes were not UTF-8: U+FFFD stands where they were
+    skipped_files: int = 0  # files in a folder that have no known extension
+    messages: list[str] = dataclasses.field(default_factory=list)  # the first failures: `file:line: why`
+
+    def keep(self) -> None:
+        """One record became a document."""
+        self.read += 1
+        self.kept += 1
+
+    def fail(self, where: str, why: str, records: int = 1) -> None:
+        """`records` records did not; the first few are told at once."""
+        self.read += records
+        self.failed += records
+        if len(self.messages) < SHOWN:
+            self.messages.append(f"{where}: {why}")
+            log.warning("%s: %s", where, why)
+        elif len(self.messages) == SHOWN:
+            self.messages.append("…")
+            log.warning("further failures are only counted")
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What all records of one file share."""
+
+    name: str  # of the file, relative to what the user named
+    source: str
+    text_field: str
+    id_field: str | None
+    counts: Counts
+
+
+def read_documents(
+    paths: str | os.PathLike | Sequence[str | os.PathLike],
+    source: str,
+    counts: Counts | None = None,
+    text_field: str = "text",
+    id_field: str | None = "id",
+) -> Iterator[Document]:
+    """Streams the documents of files, folders (recursively) and globs, always in the same order.
+
+    Args:
+      paths: local or remote; the files' extensions say what they hold (`inputs.SUFFIXES`).
+      source: the source of all these documents.
+      counts: is filled as the iterator is consumed.
+      text_field: of JSON lines and Parquet; the other fields go to `meta`.
+      id_field: holds the id; where it is missing (or None) the id is `path#line`, relative to the folder that was named.
+
+    Raises:
+      UserError: nothing is there, an extension is unknown, or a file cannot be opened as what its extension says.
+    """
+    counts = Counts() if counts is None else counts
+    files, skipped = find_files(paths)
+    counts.skipped_files += skipped
+    return (
+        document
+        for name, path in files
+        for document in read_file(path, Origin(name, source, text_field, id_field, counts))
+    )
+
+
+def read_file(path: epath.Path, origin: Origin) -> Iterator[Document]:
+    """The documents of one file."""
+    suffix = known_suffix(path)
+    try:
+        with path.open("rb") as file:
+            if suffix == PARQUET_SUFFIX:
+                yield from read_parquet(file, path, origin)
+            elif suffix in LINE_SUFFIXES:
+                yield from read_lines(decompressed(raw_blocks(file), suffix, path), origin)
+            else:
+                yield from read_text(file.read(), origin)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+# ------------------------------------------------------------------------------------------------------- lines to documents
+
+
+def split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    r"""Lines end at \n and nowhere else: U+2028 and U+0085 are part of a text."""
+    parts: list[bytes] = []
+    for block in blocks:
+        first, *rest = block.split(b"\n")
+        parts.append(first)
+        for piece in rest:
+            yield b"".join(parts)
+            parts = [piece]
+    if last := b"".join(parts):
+        yield last
+
+
+def until_fault(blocks: Iterable[bytes], origin: Origin) -> Iterator[bytes]:
+    """Blocks as far as they can be read; what is lost counts as one failed record, however many it was."""
+    try:
+        yield from blocks
+    except Fault as fault:
+        origin.counts.fail(origin.name, f"{fault}; what stands before is kept, the rest is lost")
+
+
+def read_lines(blocks: Iterable[bytes], origin: Origin) -> Iterator[Document]:
+    """One document for each JSON line."""
+    for number, line in enumerate(split_lines(until_fault(blocks, origin)), 1):
+        if not line.removeprefix(codecs.BOM_UTF8).strip():
+            continue
+        try:
+            document = to_document(parse_line(line, origin.counts), f"{origin.name}#{number}", origin)
+        except Fault as fault:
+            origin.counts.fail(f"{origin.name}:{number}", str(fault))
+            continue
+        origin.counts.keep()
+        yield document
+
+
+def parse_line(line: bytes, counts: Counts) -> Any:
+    """The JSON value of a line."""
+    text, repaired = decode(line)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Fault(f"not valid JSON: {error}") from error
+    counts.repaired += repaired
+    return value
+
+
+def to_document(record: Any, place: str, origin: Origin) -> Document:
+    """A record's text, its id (or its place), and the rest as meta."""
+    if not isinstance(record, dict):
+        raise Fault(f"a record must be a JSON object, not {type(record).__name__}")
+    meta = dict(record)
+    text = meta.pop(origin.text_field, None)
+    if not isinstance(text, str):
+        why = f"is {type(text).__name__}, not a text" if origin.text_field in record else "is missing"
+        raise Fault(f"field {origin.text_field!r} {why}")
+    given = record.get(origin.id_field) if origin.id_field else None
+    if type(given) not in (str, int) or given == "":
+        return Document(place, text, origin.source, meta)
+    del meta[origin.id_field]
+    return Document(str(given), text, origin.source, meta)
+
+
+def read_text(data: bytes, origin: Origin) -> Iterator[Document]:
+    """A whole file as one document."""
+    text, repaired = decode(data)
+    origin.counts.repaired += repaired
+    origin.counts.keep()
+    yield Document(origin.name, text, origin.source, {})
+
+
+def decode(data: bytes) -> tuple[str, bool]:
+    """Text without its byte-order mark, and whether bytes had to be replaced by U+FFFD. UTF-16 is known by its mark."""
+    encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
+    data = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        return data.decode(encoding), False
+    except UnicodeDecodeError:
+        return data.decode(encoding, "replace"), True
+
+
+# ------------------------------------------------------------------------------------------------------- rows to documents
+
+
+def read_parquet(file: Any, path: epath.Path, origin: Origin) -> Iterator[Document]:
+    """One document for each row; memory is bounded by one row group."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(file, page_checksum_verification=True)
+    except pa.ArrowException as error:
+        raise UserError(f"{path} is not a readable Parquet file: {error}") from error
+    row = 0
+    for group in range(table.num_row_groups):
+        end = row + table.metadata.row_group(group).num_rows
+        try:
+            for batch in table.iter_batches(PARQUET_ROWS, row_groups=[group]):
+                yield from read_batch(batch, row, origin)
+                row += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            origin.counts.fail(origin.name, f"row group {group} is damaged: {error}", end - row)
+        row = end
+
+
+def read_batch(batch: Any, start: int, origin: Origin) -> Iterator[Document]:
+    """The documents of a record batch; rows count from 1, as lines do."""
+    repaired: set[int] = set()
+    columns = {name: column_values(batch.column(name), repaired) for name in batch.schema.names}
+    for i in range(batch.num_rows):
+        number, record = start + i + 1, {name: values[i] for name, values in columns.items()}
+        try:
+            document = to_document(record, f"{origin.name}#{number}", origin)
+        except Fault as fault:
+            origin.counts.fail(f"{origin.name}:{number}", str(fault))
+            continue
+        origin.counts.repaired += i in repaired
+        origin.counts.keep()
+        yield document
+
+
+def column_values(column: Any, repaired: set[int]) -> list[Any]:
+    """A column as JSON values; rows whose bytes had to be replaced join `repaired`."""
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.dictionary_decode(), kind.value_type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        column = column.cast(pa.large_binary())  # as bytes, or one bad byte costs the whole batch
+    elif pa.types.is_timestamp(kind):
+        column = column.cast(pa.timestamp("us", kind.tz and "UTC"), safe=False)  # what Python's datetime holds
+    values = []
+    for i, item in enumerate(column):
+        try:
+            value = item.as_py()
+        except (ValueError, OverflowError) as error:
+            value = f"unreadable: {error}"  # in meta: no reason to lose the text beside it
+        if isinstance(value, bytes):
+            value, bad = decode(value)
+            repaired.update([i] if bad else [])
+        elif not isinstance(value, str | int | float | None):
+            value = json.loads(json.dumps(value, default=str))  # dates, decimals, lists of them
+        values.append(value)
+    return values
+
+
+# ---------------------------------------------------------------------------------------------------- the form on disk
+
+
+class DocumentWriter:
+    """Writes documents to `PATH.jsonl.zst`: JSON lines {id, text, source, meta}; equal documents give equal bytes.
+
+    Texts come back as they were, with one exception that JSON has no form for: two lone surrogates side by side that make a
+    pair come back as the pair's character. No reader makes such a text.
+    """
+
+    def __init__(self, path: os.PathLike | str):
+        self.path = epath.Path(path)
+        self.documents = 0
+        self.bytes = 0  # UTF-8 bytes of the texts
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("wb")
+        self._stream = zstandard.ZstdCompressor(ZSTD_LEVEL, write_checksum=True).stream_writer(self._file)
+
+    def write(self, document: Document) -> None:
+        """Appends one document."""
+        fields = {"id": document.id, "text": document.text, "source": document.source, "meta": document.meta}
+        line = json.dumps(fields, separators=(",", ":"))  # ASCII: lone surrogates stand as escapes
+        self._stream.write(line.encode() + b"\n")
+        self.documents += 1
+        self.bytes += len(to_bytes(document.text))
+
+    def counts(self) -> dict[str, int]:
+        """What was written so far."""
+        return {"documents": self.documents, "bytes": self.bytes}
+
+    def __enter__(self) -> "DocumentWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()  # closes the file, too
+
+
+def write_documents(path: os.PathLike | str, documents: Iterable[Document]) -> dict[str, int]:
+    """Writes documents to a `.jsonl.zst` file and returns {"documents", "bytes" (UTF-8, of the texts)}."""
+    with DocumentWriter(path) as writer:
+        for document in documents:
+            writer.write(document)
+    return writer.counts()
+
+
+def read_written(path: os.PathLike | str, sha256: str | None = None) -> Iterator[Document]:
+    """The documents of a file that `write_documents` wrote.
+
+    Args:
+      path: the file.
+      sha256: of the file, as its manifest says; compared when all was read, in the same pass.
+
+    Raises:
+      UserError: the file is missing, or is not byte for byte what was written.
+    """
+    path, digest = epath.Path(path), hashlib.sha256()
+    if not path.exists():
+        raise UserError(f"no such file: {path}")
+    try:
+        with path.open("rb") as file:
+            blocks = decompressed(hashed(raw_blocks(file), digest), SUFFIX, path)
+            for line in split_lines(blocks):
+                yield Document(**json.loads(line))
+    except (Fault, ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged, make its folder again: {error}") from error
+    if sha256 not in (None, digest.hexdigest()):
+        raise UserError(f"{path} is not what its manifest says (sha256 differs): make its folder again")
+
+
+def hashed(blocks: Iterable[bytes], digest: Any) -> Iterator[bytes]:
+    """The same blocks, after the digest has seen them."""
+    for block in blocks:
+        digest.update(block)
+        yield block
