@@ -1,0 +1,197 @@
+"""Packing: rows of T tokens as windows over a source's stream of documents, each found in O(log N) from the offsets.
+
+A source of N tokens is a circle. Epoch e turns it by shift(e) and cuts it into R = max(1, N // T) windows; row r of the epoch
+is the window
+
+    [shift(e) + permute_e(r) T, … + T + 1)      the last token is only a target
+
+so every row of an epoch is read exactly once, each epoch has other rows in another order, and nothing is stored: `permute_e`
+is a Feistel network (Luby and Rackoff, 1988) over the smallest even number of bits that holds R, walked along its cycle until
+it lands below R. Fewer than T tokens are left out of an epoch, others each time; a source shorter than T repeats.
+
+Documents that meet in a row are pieces: attention, positions and targets stay inside one.
+"""
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64, Integer, UInt64
+
+from lmjax.batch import Batch
+from lmjax.data.source import Source
+
+VERSION = 1  # of the map (seed, source, row) → tokens: part of every run's fingerprint
+ROUNDS = 6  # of the Feistel network; four are a strong permutation, two more for halves of a few bits
+
+
+# ------------------------------------------------------------------------------------------------------------------- epochs
+
+
+def rows_per_epoch(num_tokens: int, seq_len: int) -> int:
+    """R."""
+    return max(1, num_tokens // seq_len)
+
+
+class Windows(NamedTuple):
+    """Where rows begin, in the order asked."""
+
+    epochs: Int64[np.ndarray, " B"]
+    starts: Int64[np.ndarray, " B"]  # token of the source
+
+
+def train_windows(source: Source, seq_len: int, seed: int, counters: Integer[np.ndarray, " B"]) -> Windows:
+    """The windows of a source's rows number `counters`."""
+    per_epoch = rows_per_epoch(source.num_tokens, seq_len)
+    epochs, rows = np.divmod(counters, per_epoch)
+    starts = np.zeros_like(rows)
+    for epoch in np.unique(epochs).tolist():
+        here = epochs == epoch
+        keys, shift = epoch_keys(seed, source.name, epoch)
+        turned = permute(rows[here], per_epoch, keys) * seq_len
+        starts[here] = (turned + shift % source.num_tokens) % source.num_tokens
+    return Windows(epochs, starts)
+
+
+def epoch_keys(seed: int, source: str, epoch: int) -> tuple[UInt64[np.ndarray, " R"], int]:
+    """The round keys of an epoch's permutation, and a number below 2^128 that shifts its windows."""
+    digest = hashlib.blake2b(f"{seed}/{source}/{epoch}".encode()).digest()
+    return np.frombuffer(digest[: 8 * ROUNDS], "<u8"), int.from_bytes(digest[8 * ROUNDS :], "little")
+
+
+def permute(index: Integer[np.ndarray, " B"], size: int, keys: UInt64[np.ndarray, " R"]) -> Int64[np.ndarray, " B"]:
+    """The keyed permutation of 0 … size - 1 at `index`."""
+    half = -(-max(1, (size - 1).bit_length()) // 2)
+    out = feistel(index.astype(np.uint64), half, keys)
+    while (outside := out >= size).any():  # at most three quarters of the domain: a few turns
+        out[outside] = feistel(out[outside], half, keys)
+    return out.astype(np.int64)
+
+
+def feistel(value: UInt64[np.ndarray, " B"], half: int, keys: UInt64[np.ndarray, " R"]) -> UInt64[np.ndarray, " B"]:
+    """A permutation of the numbers of 2 `half` bits; the round function is the finalizer of SplitMix64."""
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    left, right = value >> bits, value & mask
+    for key in keys:
+        mixed = right + key
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        left, right = right, left ^ ((mixed ^ (mixed >> np.uint64(31))) & mask)
+    return (left << bits) | right
+
+
+# ------------------------------------------------------------------------------------------------------------------- pieces
+
+
+class Pieces(NamedTuple):
+    """Parts of documents that tile windows, in order of window and column."""
+
+    window: Int64[np.ndarray, " P"]
+    column: Int64[np.ndarray, " P"]  # where in the window the piece begins
+    document: Int64[np.ndarray, " P"]
+    start: Int64[np.ndarray, " P"]  # where in the document the piece begins
+    length: Int64[np.ndarray, " P"]  # at least 1
+
+
+def pieces(offsets: np.ndarray, starts: Int64[np.ndarray, " B"], widths: Int64[np.ndarray, " B"]) -> Pieces:
+    """The pieces of the windows [start, start + width) of a circular stream; a window of width 0 has none.
+
+    Args:
+      offsets: uint64, cumulative token counts of the documents; may be a memory map, and only O(log N) of it is touched.
+      starts: below offsets[-1].
+      widths: may pass the end of the stream, any number of times.
+    """
+    total = int(offsets[-1])
+    ends = starts + widths
+    laps = np.where(widths > 0, (ends - 1) // total + 1, 0)  # a window that passes the end is a span on each lap
+    window, lap = expand(laps)
+    lap = lap * total
+    begin = np.maximum(starts[window], lap)
+    end = np.minimum(ends[window], lap + total)
+    column = begin - starts[window]
+    begin, end = begin - lap, end - lap
+
+    # uint64, as the offsets are: any other type would make NumPy convert the whole memory map
+    first = np.searchsorted(offsets, begin.astype(np.uint64), side="right") - 1
+    last = np.searchsorted(offsets, (end - 1).astype(np.uint64), side="right") - 1
+    span, nth = expand(last - first + 1)
+    document = first[span] + nth
+    document_start = offsets[document].astype(np.int64)
+    piece_start = np.maximum(document_start, begin[span])
+    length = np.minimum(offsets[document + 1].astype(np.int64), end[span]) - piece_start
+    full = length > 0  # empty documents have no piece
+    result = (window[span], column[span] + piece_start - begin[span], document, piece_start - document_start, length)
+    return Pieces(*(np.asarray(array)[full] for array in result))
+
+
+def expand(counts: Integer[np.ndarray, " N"]) -> tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]:
+    """(2, 0, 3) → ((0, 0, 2, 2, 2), (0, 1, 0, 1, 2)): whose item each is, and which of its items."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+
+
+# ------------------------------------------------------------------------------------------------------------------ packing
+
+
+class Rows:
+    """B rows of T + 1 tokens that are filled source by source, then cut into inputs and targets."""
+
+    def __init__(self, batch_rows: int, seq_len: int):
+        shape = (batch_rows, seq_len + 1)
+        self.tokens, self.segment_ids, self.positions = (np.zeros(shape, np.int32) for _ in range(3))
+
+    def fill(
+        self,
+        source: Source,
+        rows: Integer[np.ndarray, " W"],
+        starts: Int64[np.ndarray, " W"],
+        widths: Int64[np.ndarray, " W"],
+    ) -> None:
+        """Writes windows of a source into rows; what a window does not reach stays padding."""
+        found = pieces(source.offsets, starts, widths)
+        unique, which = np.unique(found.document, return_inverse=True)
+        documents = source.read(unique)
+        width = self.tokens.shape[1]
+        first = np.searchsorted(found.window, found.window)
+        segment = np.arange(len(first)) - first + 1
+        begin = rows[found.window] * width + found.column
+        tokens, segment_ids, positions = (
+            array.reshape(-1) for array in (self.tokens, self.segment_ids, self.positions)
+        )
+        ramp = np.arange(width, dtype=np.int32)
+        columns = (begin, begin + found.length, which, found.start, found.start + found.length, segment)
+        for at, to, document, start, stop, number in zip(*(column.tolist() for column in columns)):
+            tokens[at:to] = documents[document][start:stop]
+            segment_ids[at:to] = number
+            positions[at:to] = ramp[: to - at]
+
+    def batch(self) -> Batch:
+        """Inputs, and the next token of the same document as target."""
+        segment_ids = self.segment_ids[:, :-1]
+        same = (segment_ids == self.segment_ids[:, 1:]) & (segment_ids > 0)
+        return Batch(
+            tokens=np.ascontiguousarray(self.tokens[:, :-1]),
+            targets=self.tokens[:, 1:] * same,
+            loss_weights=same.astype(np.float32),
+            segment_ids=np.ascontiguousarray(segment_ids),
+            positions=np.ascontiguousarray(self.positions[:, :-1]),
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------- evaluation
+
+
+def num_eval_rows(source: Source, seq_len: int, max_rows: int | None = None) -> int:
+    """Rows that predict each token of a source once, except each document's first; at most `max_rows`."""
+    rows = -(-max(0, source.num_tokens - 1) // seq_len)
+    return rows if max_rows is None else min(rows, max_rows)
+
+
+def eval_rows(source: Source, seq_len: int, rows: Integer[np.ndarray, " B"], max_rows: int | None = None) -> Batch:
+    """Rows of a source in stored order, without shift and without wrap; those past the last are padding of weight 0."""
+    starts = rows.astype(np.int64) * seq_len
+    past = rows >= num_eval_rows(source, seq_len, max_rows)
+    widths = np.where(past, 0, np.minimum(source.num_tokens - starts, seq_len + 1))
+    packed = Rows(len(rows), seq_len)
+    packed.fill(source, np.arange(len(rows)), starts, widths)
+    return packed.batch()

@@ -1,0 +1,35 @@
+"""From a step back to its documents: what `lmjax trace --workdir DIR --step N` prints."""
+
+from typing import Any
+
+import numpy as np
+
+from lmjax.data.loader import Part, StepReader, indices
+from lmjax.data.pack import pieces
+
+
+def trace(reader: StepReader, step: int) -> list[dict[str, Any]]:
+    """The rows of a step's batch, in order: {row, source, epoch, documents: [{id, start_token, stop_token, meta}]}.
+
+    Tokens [start_token, stop_token) of a document, special ids included, stand in the row one after another.
+    """
+    rows = [row for part in reader.parts(step) for row in trace_part(reader, part)]
+    return sorted(rows, key=lambda row: row["row"])
+
+
+def trace_part(reader: StepReader, part: Part) -> list[dict[str, Any]]:
+    """The rows of a step that one source gives."""
+    widths = np.full(len(part.rows), reader.seq_len, np.int64)
+    found = pieces(part.source.offsets, part.starts, widths)
+    in_batch = indices(reader.rows, reader.batch_rows)[part.rows]
+    rows: list[dict[str, Any]] = [
+        {"row": row, "source": part.source.name, "epoch": epoch, "documents": []}
+        for row, epoch in zip(in_batch.tolist(), part.epochs.tolist())
+    ]
+    for window, document, start, length in zip(
+        found.window.tolist(), found.document.tolist(), found.start.tolist(), found.length.tolist()
+    ):
+        known = part.source.document(document)
+        span = {"id": known["id"], "start_token": start, "stop_token": start + length, "meta": known["meta"]}
+        rows[window]["documents"].append(span)
+    return rows
