@@ -44,7 +44,7 @@ class Flops:
 
     @property
     def hardware(self) -> float:
-        """FLOPs that the program executes for a token in training, recomputation included."""
+        """Model FLOPs of training and what rematerialization repeats."""
         return self.training + self.recomputed
 
 
@@ -65,14 +65,14 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> Flops:
 def recomputed(model: ModelConfig, parts: dict[str, float]) -> float:
     """Forward FLOPs of the layers that the backward pass repeats under `model.remat`.
 
-    none: nothing is. dots: the outputs of the products with weights are kept, attention's scores and values are not.
-    block_outputs: the outputs of both branches of a layer are kept, so the last product of each (out, down) is not repeated.
-    full: every layer.
+    none: nothing. dots: attention's scores and values; the outputs of products with weights are kept. block_outputs: all that leads
+    to the last product of each branch (out, down). full: every layer but its last product, down, whose output nothing needs again.
+    A blockwise attention computes its scores again under every policy; that is its kernel's business and not counted here.
     """
-    down = parts["mlp"] / (3 if model.gated else 2)
+    up = parts["mlp"] * (2 / 3 if model.gated else 1 / 2)
     return {
         "none": 0.0,
         "dots": parts["attention"],
-        "block_outputs": parts["qkv"] + parts["attention"] + parts["mlp"] - down,
-        "full": sum(parts.values()),
+        "block_outputs": parts["qkv"] + parts["attention"] + up,
+        "full": parts["qkv"] + parts["attention"] + parts["out"] + up,
     }[model.remat]

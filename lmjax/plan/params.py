@@ -62,6 +62,26 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {path: tuple(sizes[dim] for dim in dims.split()) for path, dims in parameter_dims(model).items()}
 
 
+# What a dim of a weight is called in `lmjax.sharding.rules`. A vector (norms, biases over D) is never split.
+LOGICAL = {"L": "layers", "D": "embed", "K": "kv_heads", "F": "mlp", "V": "vocab"}
+VECTOR = "norm"
+
+
+def logical_axes(model: ModelConfig) -> dict[str, tuple[str | None, ...]]:
+    """Path → logical axis of each dim, as the sharding rules know them."""
+    axes = {}
+    for path, dims in parameter_dims(model).items():
+        letters = dims.split()
+        is_vector = len([dim for dim in letters if dim != "L"]) == 1
+        axes[path] = tuple(VECTOR if is_vector and dim != "L" else LOGICAL.get(dim) for dim in letters)
+    return axes
+
+
+def is_layer_matrix(path: str) -> bool:
+    """Whether a parameter is one of the layers' products: what muon's orthogonal update is for."""
+    return path in ("layers/attention/qkv", "layers/attention/out", "layers/mlp/up", "layers/mlp/down")
+
+
 def group(path: str) -> str:
     """The group that a parameter counts in; norms of queries and keys are norms."""
     if "norm" in path:

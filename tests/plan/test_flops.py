@@ -1,13 +1,19 @@
-"""FLOPs a token against independent counts: the weights of the tree, the pairs of a causal mask, and published formulas."""
+"""FLOPs a token against independent counts: the weights of the tree, the pairs of a causal mask, published formulas, and the compiler's."""
 
 import dataclasses
 import math
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from lmjax.batch import Batch
+from lmjax.model import decoder
 from lmjax.model.config import ModelConfig
+from lmjax.model.dense import dtypes
 from lmjax.plan import params
 from lmjax.plan.flops import flops_per_token
+from lmjax.train.loss import next_token_loss
 
 MODELS = {
     "gated, grouped, tied": ModelConfig(num_heads=6, num_kv_heads=2, d_model=96, vocab_size=500, num_layers=3),
@@ -71,6 +77,37 @@ def test_remat_adds_hardware_flops_and_no_model_flops(model):
     }
     assert len({flops.training for flops in runs.values()}) == 1
     assert runs["none"].hardware == runs["none"].training
-    assert runs["full"].recomputed == runs["full"].forward - runs["full"].head
+    down = 2 * model.num_layers * model.d_model * model.hidden
+    assert runs["full"].recomputed == pytest.approx(runs["full"].forward - runs["full"].head - down)
     order = [runs[remat].hardware for remat in ("none", "dots", "block_outputs", "full")]
     assert order == sorted(order) and len(set(order)) == 4
+
+
+def compiled_flops(model: ModelConfig, rows: int, length: int, training: bool) -> float:
+    """FLOPs of a token that XLA counts in the compiled loss or its gradient: unrolled, its loss in one chunk, attention whole."""
+    ints, floats = (jax.ShapeDtypeStruct((rows, length), dtype) for dtype in (jnp.int32, jnp.float32))
+
+    def loss(weights, batch):
+        return next_token_loss(model, weights, batch, None, 0.0, rows * length, dtypes("float32", "cpu")).total
+
+    shapes = jax.eval_shape(lambda: decoder.init(model, jax.random.key(0)))
+    function = jax.jit(jax.grad(loss) if training else loss)
+    compiled = function.lower(shapes, Batch(ints, ints, floats, ints, ints)).compile()
+    return compiled.cost_analysis()["flops"] / (rows * length)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "dots", "block_outputs", "full"])
+def test_the_compiler_counts_the_same(remat):
+    """Within what elementwise operations add. The reference attention multiplies the whole square: twice the causal half."""
+    length = 64
+    model = ModelConfig(
+        num_layers=3, d_model=512, num_heads=8, num_kv_heads=2, d_ff=1024, vocab_size=2048, tie_embeddings=False,
+        scan="off", attention="reference", remat=remat,
+    )  # fmt: skip
+    flops = flops_per_token(model, length)
+    whole = {"none": 3, "dots": 4, "block_outputs": 4, "full": 4}[remat] * flops.attention * (length - 1) / (length + 1)
+    assert compiled_flops(model, 4, length, training=True) == pytest.approx(flops.hardware + whole, rel=0.03)
+    if remat == "none":
+        whole = flops.attention * (length - 1) / (length + 1)
+        assert compiled_flops(model, 4, length, training=False) == pytest.approx(flops.forward + whole, rel=0.03)

@@ -1,0 +1,244 @@
+"""Bytes on each device while a step runs, by part.
+
+Exact, from the shapes and the sharding rules: parameters (float32), optimizer state, gradients (float32; a second copy where
+micro-batches are accumulated), the batch.
+
+Estimates, of what the compiler keeps for the backward pass. For one layer and one token, with a bytes for an activation (2 in half
+precision, as on TPU and GPU, else 4), w arrays of the MLP's width by its activation (`MLP_ARRAYS`), and t = config.mesh.tensor:
+
+    none            16 D + 2 a D + w F/t + attention   two norms in float32, inputs of qkv and up
+      blockwise     a (3 N + 2 K) H/t + 4 N/t          q, output twice, k, v, log Z
+      reference     a (2 N + 2 K) H/t + (4 + a) N T/t  scores before and after the softmax (8 N T/t more with a softcap)
+    dots            2 a D + a (N + 2 K) H/t + M a F/t  layer input, and the outputs of the products
+    block_outputs   2 a D                              layer input, attention branch
+    full            a D                                layer input
+
+times the tokens of a device in one micro-batch, times L; none keeps a copy of the layers' weights in the product's dtype as well. While
+the backward pass is in a layer, what "none" keeps of that one layer exists too. Around the layers: the final norm and the gradient of
+its output. Loss head: one chunk's logits and their gradient in float32, and the gradient of the output weights. Sharded weights
+(zero = 3): one layer's and the head's gathered in the product's dtype, and that layer's gradient before it is scattered.
+
+The compiler's own temporaries and fragmentation come on top; a compiled step's `memory_analysis` is the test.
+"""
+
+import dataclasses
+import math
+
+from lmjax.axes import MESH_AXES
+from lmjax.config import need
+from lmjax.model.config import ModelConfig
+from lmjax.plan import params
+from lmjax.sharding import rules
+from lmjax.sharding.config import MeshConfig
+from lmjax.train.config import RunConfig
+
+FLOAT32_BYTES = 4
+BATCH_BYTES = 5 * 4  # of a position: tokens, targets, loss_weights, segment_ids, positions
+FACTOR_ABOVE = 128  # adafactor factors arrays whose two largest dims reach this (optax's default)
+
+# Arrays of the MLP's width that "none" keeps, in bytes for a hidden unit, given the bytes of an activation.
+MLP_ARRAYS = {
+    "swiglu": lambda a: 6 * a,  # gate, up, sigmoid, silu, product, and the product as the input of down
+    "geglu": lambda a: 8 * a,
+    "gelu": lambda a: 6 * a,
+    "relu": lambda a: a + 1,  # the input of down, and a boolean mask
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of one device."""
+
+    params: int
+    optimizer: int
+    gradients: int
+    batch: int
+    activations: int  # estimate, see the module
+    loss_head: int  # estimate
+    gathered: int  # estimate
+
+    @property
+    def total(self) -> int:
+        """All parts together, as if all peaked at once."""
+        return sum(dataclasses.asdict(self).values())
+
+    @property
+    def state(self) -> int:
+        """What lives between steps: parameters and optimizer state."""
+        return self.params + self.optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a run lies over its devices, and the sizes that follow."""
+
+    sizes: dict[str, int]  # mesh axis → size
+    zero: int
+    rows: int  # of a micro-batch, on one device
+
+    @property
+    def tensor(self) -> int:
+        """Shards of heads, hidden and vocabulary."""
+        return self.sizes["tensor"]
+
+    def shards(self, axes: tuple[str | None, ...], fsdp: bool) -> int:
+        """Into how many pieces an array with these logical axes is cut."""
+        return math.prod(rules.num_shards(axis, self.sizes) for axis in rules.spec(axes, fsdp))
+
+
+def layout(config: RunConfig, num_devices: int) -> Layout:
+    """The layout, checked: a `UserError` where rows or a parameter do not divide over the mesh."""
+    sizes = dict(zip(MESH_AXES, config.mesh.sizes(num_devices), strict=True))
+    micro, replicas = (
+        config.train.batch_size // config.train.accumulation,
+        rules.num_shards(rules.RULES["batch"], sizes),
+    )
+    need(
+        micro % replicas == 0,
+        f"config.train: {micro} rows of a micro-batch do not divide over data × fsdp = {replicas} devices",
+    )
+    check_divides(config.model, sizes)
+    return Layout(sizes, config.mesh.zero, micro // replicas)
+
+
+def check_divides(model: ModelConfig, sizes: dict[str, int]) -> None:
+    """Every sharded dim of a parameter divides by its mesh axis."""
+    shapes = params.parameter_shapes(model)
+    for path, axes in params.logical_axes(model).items():
+        for axis, size in zip(rules.spec(axes), shapes[path], strict=True):
+            shards = rules.num_shards(axis, sizes)
+            need(
+                size % shards == 0,
+                f"parameter {path} of shape {shapes[path]}: {size} does not divide by config.mesh.{axis}={shards}",
+            )
+
+
+def single_device(mesh: MeshConfig) -> int:
+    """The fewest devices that a mesh takes: an axis of -1 has size 1."""
+    return math.prod(size for size in (mesh.data, mesh.fsdp, mesh.tensor) if size != -1)
+
+
+# ------------------------------------------------------------------------------------------------------------------- exact
+
+
+def tree_bytes(model: ModelConfig, where: Layout, fsdp: bool, copies: dict[str, int] | None = None) -> int:
+    """Bytes on a device of a float32 tree like the parameters, or of `copies[path]` such arrays for each."""
+    axes, total = params.logical_axes(model), 0
+    for path, shape in params.parameter_shapes(model).items():
+        count = 1 if copies is None else copies[path]
+        total += count * FLOAT32_BYTES * math.prod(shape) // where.shards(axes[path], fsdp)
+    return total
+
+
+def optimizer_bytes(model: ModelConfig, where: Layout, name: str) -> int:
+    """Bytes on a device of the optimizer's state: shaped like parameters and sharded over fsdp whatever `zero` is, but for
+    adafactor's factored statistics, which are whole on every device."""
+    shapes = params.parameter_shapes(model)
+    factors = {path: factored_size(shape) if name == "adafactor" else None for path, shape in shapes.items()}
+    copies = {
+        "adamw": lambda path: 2,
+        "lion": lambda path: 1,
+        "adafactor": lambda path: 1 if factors[path] is None else 0,
+        "muon": lambda path: 1 if params.is_layer_matrix(path) else 2,
+    }[name]
+    whole = sum(size for size in factors.values() if size is not None)
+    return tree_bytes(model, where, True, {path: copies(path) for path in shapes}) + FLOAT32_BYTES * whole
+
+
+def factored_size(shape: tuple[int, ...]) -> int | None:
+    """Numbers that adafactor keeps of an array: its means over each of the two largest dims; none where it keeps all."""
+    largest = sorted(shape)[-2:]
+    if len(shape) < 2 or largest[0] < FACTOR_ABOVE:
+        return None
+    return sum(math.prod(shape) // size for size in largest)
+
+
+# --------------------------------------------------------------------------------------------------------------- estimates
+
+
+def kept_for_backward(model: ModelConfig, seq_len: int, a: int, tensor: int, remat: str) -> float:
+    """Bytes that one layer keeps of one token under a remat policy, `a` bytes an activation; see the module."""
+    width, queries = model.d_model, model.num_heads * model.dim_head / tensor
+    keys, hidden = model.kv_heads * model.dim_head / tensor, model.hidden / tensor
+    if remat == "full":
+        return float(a * width)
+    if remat == "block_outputs":
+        return float(2 * a * width)
+    if remat == "dots":
+        return 2 * a * width + a * (queries + 2 * keys) + (2 if model.gated else 1) * a * hidden
+    norms = 16 * width + 2 * a * width + (8 * (queries + keys) if model.qk_norm else 0)
+    dropout = 2 * width if model.dropout else 0  # a boolean mask on each branch
+    return norms + dropout + MLP_ARRAYS[model.activation](a) * hidden + attention_keeps(model, seq_len, a, tensor)
+
+
+def attention_keeps(model: ModelConfig, seq_len: int, a: int, tensor: int) -> float:
+    """Bytes that one layer's attention keeps of one token where nothing is rematerialized."""
+    heads, keys = model.num_heads / tensor, 2 * model.kv_heads * model.dim_head / tensor
+    if is_blockwise(model, seq_len):
+        return a * (3 * heads * model.dim_head + keys) + 4 * heads
+    scores = 4 + a + (8 if model.attention_softcap is not None else 0)
+    return a * (2 * heads * model.dim_head + keys) + scores * heads * seq_len
+
+
+def is_blockwise(model: ModelConfig, seq_len: int) -> bool:
+    """Whether attention never holds T × T scores; `lmjax.model.attention.choose` decides."""
+    return model.attention == "blockwise" or (model.attention == "auto" and seq_len > model.attention_block)
+
+
+def activation_bytes(config: RunConfig, where: Layout) -> int:
+    """Bytes on a device of what the layers keep for the backward pass of one micro-batch."""
+    model, length, a = config.model, config.data.seq_len, product_bytes(config)
+    kept = model.num_layers * kept_for_backward(model, length, a, where.tensor, model.remat)
+    one_layer = kept_for_backward(model, length, a, where.tensor, "none")
+    around = (8 + 2 * a) * model.d_model
+    weights = layer_weights(model) * a // where.tensor if model.remat == "none" else 0
+    return round(where.rows * length * (kept + one_layer + around)) + weights // fsdp_shards(where)
+
+
+def loss_head_bytes(config: RunConfig, where: Layout) -> int:
+    """Bytes on a device of one chunk's logits and their gradient, and of the output weights' gradient."""
+    tokens = where.rows * config.data.seq_len
+    chunks = min(config.data.seq_len, -(-tokens // config.train.loss_chunk))
+    chunk = where.rows * -(-config.data.seq_len // chunks)
+    vocab = config.model.vocab_size // where.tensor
+    return FLOAT32_BYTES * vocab * (2 * chunk + config.model.d_model)
+
+
+def gathered_bytes(config: RunConfig, where: Layout) -> int:
+    """Bytes on a device of sharded weights that are whole while they are used: one layer's with its gradient, and the head's."""
+    if fsdp_shards(where) == 1:
+        return 0
+    a, model = product_bytes(config), config.model
+    layer = layer_weights(model) // model.num_layers
+    return (layer * (a + FLOAT32_BYTES) + model.d_model * model.vocab_size * a) // where.tensor
+
+
+def layer_weights(model: ModelConfig) -> int:
+    """Numbers in the layers' products, all layers."""
+    shapes = params.parameter_shapes(model)
+    return sum(math.prod(shape) for path, shape in shapes.items() if params.is_layer_matrix(path))
+
+
+def fsdp_shards(where: Layout) -> int:
+    """Shards of the parameters over fsdp."""
+    return where.sizes["fsdp"] if where.zero == 3 else 1
+
+
+def product_bytes(config: RunConfig) -> int:
+    """Bytes of a number in products and activations on a TPU or GPU."""
+    return 4 if config.train.precision == "float32" else 2
+
+
+def memory(config: RunConfig, num_devices: int) -> Memory:
+    """Bytes on each of `num_devices` devices; a `UserError` where the run does not divide over them."""
+    where, model = layout(config, num_devices), config.model
+    copies = 2 if config.train.accumulation > 1 else 1
+    return Memory(
+        params=tree_bytes(model, where, fsdp=where.zero == 3),
+        optimizer=optimizer_bytes(model, where, config.optim.name),
+        gradients=copies * tree_bytes(model, where, fsdp=where.zero >= 2),
+        batch=config.train.accumulation * where.rows * config.data.seq_len * BATCH_BYTES,
+        activations=activation_bytes(config, where),
+        loss_head=loss_head_bytes(config, where),
+        gathered=gathered_bytes(config, where),
+    )

@@ -1,0 +1,137 @@
+"""Bytes for each device: the exact parts equal the shards of the real state; the estimates hold against the compiler."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lmjax.batch import Batch
+from lmjax.data.config import DataConfig
+from lmjax.errors import UserError
+from lmjax.model import attention, decoder
+from lmjax.model.config import ModelConfig
+from lmjax.model.dense import dtypes
+from lmjax.optim.build import build_optimizer
+from lmjax.optim.config import OptimConfig
+from lmjax.plan import memory
+from lmjax.sharding.config import MeshConfig
+from lmjax.sharding.mesh import make_mesh
+from lmjax.train.config import RunConfig, TrainConfig
+from lmjax.train.loss import next_token_loss
+from lmjax.train.state import init_state, state_shardings
+
+MODEL = ModelConfig(
+    vocab_size=512, num_layers=3, d_model=128, num_heads=8, num_kv_heads=4, d_ff=256, tie_embeddings=False, qk_norm=True,
+)  # fmt: skip
+MESHES = {
+    "data": MeshConfig(data=8),
+    "fsdp, zero 1": MeshConfig(data=2, fsdp=4, zero=1),
+    "fsdp, zero 2": MeshConfig(data=1, fsdp=8, zero=2),
+    "all three": MeshConfig(data=2, fsdp=2, tensor=2),
+    "tensor": MeshConfig(data=1, fsdp=2, tensor=4),
+}
+
+
+def shard_bytes(shapes, shardings) -> int:
+    """Bytes on one device of a tree; scalars and the empty places of factored statistics are left out."""
+    return sum(
+        math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf, place in zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True)
+        if leaf.size > 16
+    )
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize("name", ["adamw", "lion", "adafactor", "muon"])
+def test_state_and_gradients_are_the_shards_of_the_real_ones(mesh, name):
+    config = RunConfig(model=MODEL, mesh=mesh, optim=OptimConfig(name=name, warmup_steps=0))
+    optimizer = build_optimizer(config.optim)
+    shardings = state_shardings(config, make_mesh(mesh), optimizer)
+    state = jax.eval_shape(lambda: init_state(config, optimizer))
+    planned = memory.memory(config, 8)
+    assert planned.params == shard_bytes(state.params, shardings.state.params)
+    assert planned.gradients == shard_bytes(state.params, shardings.grads)
+    assert planned.optimizer == shard_bytes(state.opt_state, shardings.state.opt_state)
+
+
+def test_batch_is_the_rows_of_a_device():
+    config = RunConfig(train=TrainConfig(batch_size=32, accumulation=2), data=DataConfig(seq_len=100))
+    rows, length = 32 // 4, 100
+    assert memory.memory(config, 4).batch == rows * length * sum(4 for _ in Batch._fields)
+
+
+def test_accumulation_halves_activations_and_doubles_gradients():
+    config = RunConfig(train=TrainConfig(batch_size=16), model=ModelConfig(remat="full"))
+    halved = dataclasses.replace(config, train=TrainConfig(batch_size=16, accumulation=2))
+    whole, half = memory.memory(config, 1), memory.memory(halved, 1)
+    assert half.activations * 2 == whole.activations and half.gradients == 2 * whole.gradients
+
+
+def test_remat_keeps_less_and_less():
+    kept = [memory.kept_for_backward(MODEL, 256, 2, 1, remat) for remat in ("none", "dots", "block_outputs", "full")]
+    assert kept == sorted(kept, reverse=True) and len(set(kept)) == 4
+    assert kept[-1] == 2 * MODEL.d_model
+
+
+@pytest.mark.parametrize("kind", ["auto", "reference", "blockwise"])
+@pytest.mark.parametrize("length", [64, 128, 129, 256])
+def test_blockwise_where_the_model_chooses_it(kind, length):
+    model = dataclasses.replace(MODEL, attention=kind)
+    chosen = getattr(attention.choose(model, length, cached=False), "func", attention.reference)
+    assert memory.is_blockwise(model, length) == (chosen is attention.in_blocks)
+
+
+@pytest.mark.parametrize(
+    "config, devices, message",
+    [
+        (RunConfig(mesh=MeshConfig(data=3)), 3, "8 rows of a micro-batch do not divide over data × fsdp = 3"),
+        (
+            RunConfig(mesh=MeshConfig(data=1, tensor=4)),
+            4,
+            r"attention/qkv .* 6 does not divide by config.mesh.tensor=4",
+        ),
+        (RunConfig(mesh=MeshConfig(data=2)), 8, "does not match 8 device"),
+    ],
+)
+def test_what_does_not_divide_is_the_users_mistake(config, devices, message):
+    with pytest.raises(UserError, match=message):
+        memory.memory(config, devices)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention": "reference"},
+        {"activation": "geglu"},
+        {"activation": "gelu"},
+        {"activation": "relu"},
+        {"qk_norm": False},
+        {"remat": "dots"},
+        {"remat": "block_outputs"},
+        {"remat": "full"},
+    ],
+    ids=str,
+)
+def test_estimates_hold_against_the_compiler(changes):
+    """Temporaries of a compiled gradient, in float32 because XLA on a CPU keeps half precision as float32 anyway."""
+    model = ModelConfig(
+        vocab_size=2000, num_layers=8, d_model=256, num_heads=8, num_kv_heads=2, d_ff=768, tie_embeddings=False, qk_norm=True,
+        scan="on", attention="blockwise",
+    )  # fmt: skip
+    model = dataclasses.replace(model, **changes)
+    train = TrainConfig(batch_size=8, precision="float32", loss_chunk=512)
+    config = RunConfig(model=model, train=train, data=DataConfig(seq_len=256))
+
+    def loss(params, batch):
+        return next_token_loss(model, params, batch, None, 0.0, 512, dtypes("float32", "cpu")).total
+
+    shapes = jax.eval_shape(lambda: decoder.init(model, jax.random.key(0)))
+    ints, floats = (jax.ShapeDtypeStruct((8, 256), dtype) for dtype in (jnp.int32, jnp.float32))
+    compiled = jax.jit(jax.grad(loss)).lower(shapes, Batch(ints, ints, floats, ints, ints)).compile()
+    planned = memory.memory(config, 1)
+    ratio = (planned.activations + planned.loss_head) / compiled.memory_analysis().temp_size_in_bytes
+    assert 0.75 < ratio < 1.25
