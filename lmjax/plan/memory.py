@@ -113,7 +113,7 @@ def check_divides(model: ModelConfig, sizes: dict[str, int]) -> None:
             )
 
 
-def single_device(mesh: MeshConfig) -> int:
+def fewest_devices(mesh: MeshConfig) -> int:
     """The fewest devices that a mesh takes: an axis of -1 has size 1."""
     return math.prod(size for size in (mesh.data, mesh.fsdp, mesh.tensor) if size != -1)
 

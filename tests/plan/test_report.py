@@ -1,0 +1,117 @@
+"""The page: its numbers are the parts', its time is simple arithmetic, and it needs no jax."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from lmjax.data.config import DataConfig
+from lmjax.errors import UserError
+from lmjax.model.config import ModelConfig
+from lmjax.plan import hardware, memory, params
+from lmjax.plan.report import gib, plan, render, si, to_dict
+from lmjax.sharding.config import MeshConfig
+from lmjax.train.config import RunConfig, TrainConfig
+
+LLAMA = RunConfig(
+    model=ModelConfig(
+        vocab_size=128_256, num_layers=32, d_model=4096, num_heads=32, num_kv_heads=8, d_ff=14_336, tie_embeddings=False,
+        remat="full",
+    ),
+    mesh=MeshConfig(data=1, fsdp=-1),
+    train=TrainConfig(steps=1000, batch_size=256),
+    data=DataConfig(seq_len=8192),
+)  # fmt: skip
+
+
+def test_numbers_add_up():
+    result = plan(LLAMA, 256, "v5e", mfu=0.5)
+    assert result.params == 8_030_261_248 == sum(result.params_by_group.values())
+    assert result.tokens == 1000 * 256 * 8192 and result.tokens_per_parameter == result.tokens / result.params
+    assert result.training_flops == result.flops_per_token.training * result.tokens
+    assert result.seconds == pytest.approx(result.training_flops / (256 * 197e12 * 0.5))
+    assert result.memory == memory.memory(LLAMA, 256)
+    assert result.mesh == {"data": 1, "fsdp": 256, "tensor": 1}
+
+
+def test_llama_8b_on_v5e_256_has_the_known_state():
+    """Parameters and two moments in float32, 12 bytes a parameter over 256 chips: 0.38 GB of arguments (norms are whole)."""
+    result = plan(LLAMA, 256, "v5e")
+    assert result.memory.state == pytest.approx(0.38e9, rel=0.02)
+    assert result.hbm_share < 0.9
+
+
+def test_fewest_devices_where_none_are_stated():
+    assert plan(LLAMA).num_devices == 1
+    assert plan(RunConfig(mesh=MeshConfig(data=2, fsdp=-1, tensor=2))).num_devices == 4
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"hardware_name": "h1000"}, "did you mean"),
+        ({"mfu": 0.0}, "--mfu 0.0 must be in"),
+        ({"num_devices": 7}, "do not divide over data × fsdp = 7"),
+    ],
+)
+def test_mistakes(arguments, message):
+    with pytest.raises(UserError, match=message):
+        plan(LLAMA, **arguments)
+
+
+def test_json_holds_the_plan():
+    result = plan(LLAMA, 64, "v5p")
+    values = json.loads(json.dumps(to_dict(result)))
+    assert values["params"]["total"] == result.params
+    assert values["flops_per_token"]["training"] == result.flops_per_token.training
+    assert values["memory_bytes_per_device"]["total"] == result.memory.total
+    assert values["hardware"]["name"] == "v5p" and values["seconds"] == result.seconds
+    assert "seconds" not in to_dict(plan(LLAMA, 64))
+
+
+@pytest.mark.parametrize("hardware_name", [None, *(row.name for row in hardware.ACCELERATORS)])
+def test_the_page(hardware_name):
+    console = Console(record=True, width=140, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(plan(LLAMA, 64, hardware_name)))
+    text = console.export_text()
+    assert len(text.splitlines()) < 50 and max(map(len, text.splitlines())) <= 140
+    for words in ("8,030,261,248", "mlp", "tokens a parameter", "activations (estimate)", "64 device(s)"):
+        assert words in text
+    assert ("MFU" in text) == (hardware_name is not None)
+
+
+@pytest.mark.parametrize(
+    "hardware_name, words", [("v5e", "does not fit"), ("b200", "is tight"), ("tpu7x", "does not fit")]
+)
+def test_whether_it_fits(hardware_name, words):
+    console = Console(record=True, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(plan(LLAMA, 8, hardware_name)))
+    assert f"HBM {words}" in console.export_text()
+
+
+def test_devices_chips_and_hosts():
+    """TPU7x: two devices a chip, four chips a host."""
+    console = Console(record=True, width=160, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(plan(LLAMA, 32, "tpu7x")))
+    text = console.export_text()
+    assert "32 × tpu7x (16 chip(s), 4 host(s) of 8)" in text and "mesh: data 1 × fsdp 32 × tensor 1" in text
+    assert "HBM fits" in text
+
+
+def test_units():
+    assert (si(999.0), si(1234.0), si(4.56e12), gib(2**20), gib(3 * 2**30)) == (
+        "999",
+        "1.234 k",
+        "4.560 T",
+        "1.0 MiB",
+        "3.00 GiB",
+    )
+
+
+def test_no_jax_is_imported():
+    root = pathlib.Path(params.__file__).parents[2]
+    code = "import sys, lmjax.plan.report; assert not {'jax', 'flax', 'optax', 'orbax'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
