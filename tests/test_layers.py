@@ -18,7 +18,8 @@ LEVELS = [
     ("lmjax.train", 4),
     ("lmjax.eval", 5),
     ("lmjax.run", 6),
-    ("lmjax.cli", 7), ("lmjax.quickstart", 7),
+    ("lmjax.quickstart", 6),
+    ("lmjax.cli", 7),
 ]  # fmt: skip
 NO_JAX = ("lmjax.config", "lmjax.errors", "lmjax.axes", "lmjax.files", "lmjax.batch", "lmjax.tokenizers", "lmjax.data",
           "lmjax.plan", "lmjax.cli")  # fmt: skip

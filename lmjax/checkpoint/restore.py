@@ -13,7 +13,7 @@ from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from lmjax.checkpoint.save import CHECKPOINTS
-from lmjax.errors import UserError
+from lmjax.errors import RunError, UserError
 
 MISMATCHES_SHOWN = 8
 
@@ -46,7 +46,7 @@ def restore(workdir: os.PathLike | str, abstract: Any, step: int | None = None) 
 
     Raises:
       UserError: there is none, or its arrays are not those of `abstract`.
-      RuntimeError: there are some, and none can be read.
+      RunError: there are some, and none can be read.
     """
     found = steps(workdir)
     if step is not None and step not in found:
@@ -67,7 +67,7 @@ def restore(workdir: os.PathLike | str, abstract: Any, step: int | None = None) 
             unreadable.append(f"checkpoint {candidate} cannot be read ({type(error).__name__}: {first})")
             continue
         return Restored(candidate, state, metadata.custom_metadata, tuple(unreadable))
-    raise RuntimeError(f"{workdir}: no checkpoint can be read: " + "; ".join(unreadable))
+    raise RunError(f"{workdir}: no checkpoint can be read: " + "; ".join(unreadable))
 
 
 def set_aside(workdir: os.PathLike | str, newer_than: int) -> None:

@@ -12,12 +12,13 @@ from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from lmjax.checkpoint import retain
+from lmjax.errors import RunError
 from lmjax.train.config import CheckpointConfig
 
 CHECKPOINTS = "checkpoints"
 
 
-class SaveError(RuntimeError):
+class SaveError(RunError):
     """A checkpoint could not be written; the ones before are intact."""
 
 

@@ -65,7 +65,8 @@ class StageConfig:
 class DataConfig:
     """What a run reads."""
 
-    shards: tuple[str, ...] = ()  # folders made by `lmjax tokenize`; their sources together are the run's
+    shards: tuple[str, ...] = free(())  # folders made by `lmjax tokenize`; their sources together are the run's
+    # (free: where they lie may change; what they hold is compared by fingerprint)
     seq_len: int = 256  # T, tokens in a row; a run-time choice, shards do not depend on it
     weights: dict[str, float] = dataclasses.field(default_factory=dict)
     # source → share of the rows; empty: in proportion to tokens

@@ -3,14 +3,12 @@
 Equations never mention the mesh: `with use(mesh)` makes it ambient, `constrain` names logical axes.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lmjax import axes
-from lmjax.errors import UserError
 from lmjax.sharding import rules
 from lmjax.sharding.config import MeshConfig
 
@@ -57,23 +55,3 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def tree_shardings(mesh: Mesh, logical: Any, fsdp: bool = True) -> Any:
     """`sharding` of every leaf of a tree of logical axes."""
     return jax.tree.map(lambda names: sharding(mesh, names, fsdp), logical, is_leaf=lambda x: isinstance(x, tuple))
-
-
-def check_divides(mesh: Mesh, logical: Mapping[str, Any], shapes: Mapping[str, Any], names: Mapping[str, str]) -> None:
-    """Every sharded dim must divide by its mesh axes: a named error before anything is compiled.
-
-    Args:
-      mesh: the mesh.
-      logical, shapes: trees of logical axes and of arrays (or their shapes), alike in structure.
-      names: logical axis → the config field that sets its size, for the message.
-    """
-    sizes = dict(mesh.shape)
-    flat, _ = jax.tree_util.tree_flatten_with_path(logical, is_leaf=lambda x: isinstance(x, tuple))
-    for (path, axes_of), array in zip(flat, jax.tree.leaves(shapes), strict=True):
-        for axis, mesh_axis, size in zip(axes_of, rules.spec(axes_of), array.shape, strict=True):
-            shards = rules.num_shards(mesh_axis, sizes)
-            if size % shards:
-                where = "/".join(str(key.key) for key in path)
-                raise UserError(
-                    f"{names.get(axis, axis)}={size} does not divide by config.mesh.{mesh_axis}={shards} (parameter {where})"
-                )

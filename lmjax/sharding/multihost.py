@@ -4,10 +4,12 @@ On a TPU pod or under SLURM `jax.distributed` finds its peers by itself. Elsewhe
 JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES, JAX_PROCESS_ID.
 """
 
+import collections
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterable, Iterator
 from types import FrameType
 
 import jax
@@ -15,6 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
+from lmjax.batch import Batch
 from lmjax.errors import UserError
 
 HEARTBEAT_TIMEOUT_S = 30  # a dead peer is noticed after this; the default of jax lets the others wait 100
@@ -54,6 +57,18 @@ def local_rows(sharding: NamedSharding, batch_rows: int) -> tuple[int, ...]:
 def global_array(sharding: NamedSharding, local: np.ndarray, batch_rows: int) -> jax.Array:
     """A global [batch_rows, …] array from each process's `local_rows` of it; the copy to the devices is asynchronous."""
     return jax.make_array_from_process_local_data(sharding, local, (batch_rows, *local.shape[1:]))
+
+
+def on_devices(
+    batches: Iterable[tuple[int, Batch]], sharding: NamedSharding, batch_rows: int, ahead: int = 2
+) -> Iterator[tuple[int, Batch]]:
+    """Global batches on the devices from this process's rows, `ahead` of them before they are asked for."""
+    queue: collections.deque[tuple[int, Batch]] = collections.deque()
+    for step, batch in batches:
+        queue.append((step, Batch(*(global_array(sharding, x, batch_rows) for x in batch))))
+        if len(queue) > ahead:
+            yield queue.popleft()
+    yield from queue
 
 
 class StopRequest:

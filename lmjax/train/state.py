@@ -9,17 +9,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from lmjax.model import decoder
-from lmjax.model.config import ModelConfig
 from lmjax.sharding import mesh as meshes
 from lmjax.train.config import RunConfig
-
-# Where the size of a sharded logical axis is set, for messages.
-FIELDS = {
-    "embed": "config.model.d_model",
-    "kv_heads": "config.model.num_kv_heads (or num_heads)",
-    "mlp": "config.model.d_ff",
-    "vocab": "config.model.vocab_size",
-}
 
 
 class LossScale(NamedTuple):
@@ -65,13 +56,9 @@ def state_shardings(config: RunConfig, mesh: Mesh, optimizer: optax.GradientTran
 
     A leaf of the optimizer's state with the place and the shape of a parameter lives as that parameter would with fsdp;
     every other leaf (counters, the factored statistics of adafactor) is replicated.
-
-    Raises:
-      UserError: a sharded dim does not divide.
     """
     logical = decoder.logical_axes(config.model)
     abstract = jax.eval_shape(lambda: init_state(config, optimizer))
-    meshes.check_divides(mesh, logical, abstract.params, FIELDS)
     whole = meshes.replicated(mesh)
     sharded = meshes.tree_shardings(mesh, logical, fsdp=True)
     replicas = meshes.tree_shardings(mesh, logical, fsdp=False)
@@ -99,9 +86,3 @@ def state_shardings(config: RunConfig, mesh: Mesh, optimizer: optax.GradientTran
         key=whole,
     )
     return StateShardings(state, sharded if config.mesh.zero >= 2 else replicas)
-
-
-def count_params(config: ModelConfig) -> int:
-    """Parameters of the decoder."""
-    shapes = jax.eval_shape(lambda: decoder.init(config, jax.random.key(0)))
-    return sum(leaf.size for leaf in jax.tree.leaves(shapes))

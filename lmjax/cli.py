@@ -1,0 +1,300 @@
+"""`lmjax VERB …`: each verb is one function here, which imports what it needs: `--help` and `plan` never wait for jax.
+
+Exit codes: 0 done; 2 the user's mistake, in one line; 1 anything else.
+"""
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from lmjax import __version__
+from lmjax import config as configs
+from lmjax.errors import RunError, UserError
+
+# ------------------------------------------------------------------------------------------------------------------- verbs
+
+
+def corpus(args: argparse.Namespace) -> None:
+    """Write the built-in corpus: this Python's own source and its documentation."""
+    from lmjax.data.corpus import make_corpus
+
+    made(args.out, *make_corpus(args.out, max_bytes=args.max_bytes))
+
+
+def split(args: argparse.Namespace) -> None:
+    """Split documents into train, validation and test by the hash of their text."""
+    from lmjax.data.config import SplitConfig
+    from lmjax.data.split import split_documents
+
+    made(args.out, *split_documents(args.documents, args.out, stage_config(SplitConfig, args), source=args.source))
+
+
+def tokenizer(args: argparse.Namespace) -> None:
+    """Train or import a tokenizer."""
+    from lmjax.data.config import TokenizerConfig
+    from lmjax.tokenizers.train import train_tokenizer
+
+    made(args.out, *train_tokenizer(args.documents, args.out, stage_config(TokenizerConfig, args)))
+
+
+def tokenize(args: argparse.Namespace) -> None:
+    """Turn split documents into shards of token ids."""
+    from lmjax.data.config import ShardsConfig
+    from lmjax.data.shards import write_shards
+
+    made(args.out, *write_shards(args.documents, args.tokenizer, args.out, stage_config(ShardsConfig, args)))
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train, or go on with, the run of a workdir."""
+    from lmjax.train.config import RunConfig
+
+    config = configs.load(RunConfig, args.config, args.overrides)  # before jax: a typo is answered at once
+    from lmjax import run
+
+    run.train(config, args.workdir, args.distributed)
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Loss, perplexity and bits per byte of a run on a whole held-out split."""
+    from lmjax import run
+
+    result = run.evaluate(args.workdir, args.split, args.step, args.overrides)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        show_likelihoods(result, args.split)
+
+
+def generate(args: argparse.Namespace) -> None:
+    """Continue prompts with a run's model, streamed."""
+    from lmjax import run
+    from lmjax.generate.sample import Sampling
+
+    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
+    stream = run.generate(args.workdir, args.prompt or [""], args.max_tokens, sampling, args.step, args.overrides)
+    show_stream(args.prompt or [""], stream)
+
+
+def trace(args: argparse.Namespace) -> None:
+    """List the documents that a step of a run reads."""
+    from lmjax import run
+
+    for row in run.trace(args.workdir, args.step):
+        if args.json:
+            print(json.dumps(row))
+            continue
+        print(f"row {row['row']}  {row['source']}, epoch {row['epoch']}")
+        for piece in row["documents"]:
+            print(f"  {piece['id']}  tokens {piece['start_token']}-{piece['stop_token']}")
+
+
+def plan(args: argparse.Namespace) -> None:
+    """Parameters, FLOPs and memory of a config, without running it."""
+    from lmjax.plan import report
+    from lmjax.train.config import RunConfig
+
+    config = configs.load(RunConfig, args.config, args.overrides)
+    estimate = report.plan(config, args.devices, args.hardware, args.mfu)
+    if args.json:
+        print(json.dumps(report.to_dict(estimate)))
+    else:
+        report.show(estimate)
+
+
+def quickstart(args: argparse.Namespace) -> None:
+    """From raw text to a model that writes, on the built-in corpus, by the commands above."""
+    from lmjax.quickstart import run_quickstart
+
+    run_quickstart(args.out, args.config, args.overrides)
+
+
+# ------------------------------------------------------------------------------------------------------------------ output
+
+
+def made(out: str, manifest, skipped: bool) -> None:
+    """One line about a stage's output."""
+    counts = ", ".join(f"{name} {show_count(value)}" for name, value in manifest.counts.items())
+    print(f"{out}: {'already there' if skipped else f'made in {manifest.seconds:.1f} s'}: {counts}")
+
+
+def show_count(value: object) -> str:
+    """A count, or counts by name, for people."""
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{name} {show_count(part)}" for name, part in value.items()) + ")"
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def show_likelihoods(result: dict, split: str) -> None:
+    """The result of `eval` as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("source", "loss (nats)", "perplexity", "bits/byte", title=f"step {result['step']}, all of {split}")
+    names = sorted({key.split("/")[1] for key in result if key.count("/") == 2})
+    for label, prefix in [*((name, f"eval/{name}") for name in names), ("all", "eval")]:
+        values = [result[f"{prefix}/{kind}"] for kind in ("loss", "perplexity", "bits_per_byte")]
+        table.add_row(label, f"{values[0]:.4f}", f"{values[1]:.2f}", f"{values[2]:.4f}")
+    Console().print(table)
+
+
+def show_stream(prompts: Sequence[str], stream) -> None:
+    """Prints one prompt's text as it comes; several are printed one after another when they are done."""
+    texts = list(prompts)
+    live = len(prompts) == 1
+    if live:
+        write(prompts[0])
+    for gained in stream:
+        texts = [text + more for text, more in zip(texts, gained, strict=True)]
+        if live:
+            write(gained[0])
+    if live:
+        return write("\n")
+    for number, text in enumerate(texts):
+        write(f"--- {number} ---\n{text}\n")
+
+
+def write(text: str) -> None:
+    """Text to stdout at once; what the terminal cannot encode is escaped."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    sys.stdout.flush()
+
+
+# --------------------------------------------------------------------------------------------------------------- arguments
+
+
+def stage_config(cls: type, args: argparse.Namespace):
+    """The config of a data stage: of the file, if one is given, and the overrides."""
+    if args.config is not None:
+        return configs.load(cls, args.config, args.overrides)
+    values: dict = {}
+    for override in args.overrides:
+        configs.set_override(values, override)
+    return configs.build(cls, values)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All verbs and their arguments."""
+    parser = argparse.ArgumentParser(
+        prog="lmjax",
+        description="Train language models in JAX, from raw text to an evaluated model.",
+        epilog="Any field of a config is overridden by --config.section.field=value.",
+    )
+    parser.add_argument("--version", action="version", version=f"lmjax {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    def verb(name: str, function: Callable, config: bool | None = None) -> argparse.ArgumentParser:
+        """`config`: None, it takes none; False, it may; True, it must."""
+        sub = verbs.add_parser(name, help=function.__doc__, description=function.__doc__, allow_abbrev=False)
+        sub.set_defaults(function=function, takes_config=config is not None)
+        if config is not None:
+            sub.add_argument("--config", required=config, metavar="FILE", help="a file that defines get_config()")
+        return sub
+
+    sub = verb("corpus", corpus)
+    sub.add_argument("--out", required=True, metavar="DIR")
+    sub.add_argument("--max-bytes", type=int, metavar="N", help="a part of it, for a quick try")
+
+    sub = verb("split", split, config=False)
+    sub.add_argument("--documents", required=True, nargs="+", metavar="PATH", help="a corpus, or files, folders, globs")
+    sub.add_argument("--source", metavar="NAME", help="the source's name, for files that are no corpus")
+    sub.add_argument("--out", required=True, metavar="DIR")
+
+    sub = verb("tokenizer", tokenizer, config=False)
+    sub.add_argument("--documents", metavar="DIR", help="made by `lmjax split`; not needed for an import")
+    sub.add_argument("--out", required=True, metavar="DIR")
+
+    sub = verb("tokenize", tokenize, config=False)
+    sub.add_argument("--documents", required=True, metavar="DIR", help="made by `lmjax split`")
+    sub.add_argument("--tokenizer", required=True, metavar="DIR", help="made by `lmjax tokenizer`")
+    sub.add_argument("--out", required=True, metavar="DIR")
+
+    sub = verb("train", train, config=True)
+    sub.add_argument("--workdir", required=True, metavar="DIR", help="the run's folder; goes on where it stands")
+    sub.add_argument("--distributed", action="store_true", help="join the other processes of a TPU pod or SLURM job")
+
+    sub = verb("eval", evaluate)
+    add_run_arguments(sub)
+    sub.add_argument("--split", default="validation", help="train, validation or test (default: validation)")
+    sub.add_argument("--json", action="store_true")
+
+    sub = verb("generate", generate)
+    add_run_arguments(sub)
+    sub.add_argument("--prompt", action="append", metavar="TEXT", help="repeat for a batch (default: none, from <bos>)")
+    sub.add_argument("--max-tokens", type=int, default=128, metavar="N")
+    sub.add_argument("--temperature", type=float, default=0.8, help="0: greedy (default: 0.8)")
+    sub.add_argument("--top-k", type=int, metavar="K")
+    sub.add_argument("--top-p", type=float, metavar="P")
+    sub.add_argument("--seed", type=int, default=0)
+
+    sub = verb("trace", trace)
+    sub.add_argument("--workdir", required=True, metavar="DIR")
+    sub.add_argument("--step", type=int, required=True, metavar="N", help="counting from 0")
+    sub.add_argument("--json", action="store_true")
+
+    sub = verb("plan", plan, config=True)
+    sub.add_argument("--devices", type=int, metavar="N", help="default: the fewest that the mesh takes")
+    sub.add_argument("--hardware", metavar="NAME", help="such as v5p or h100: holds the memory against it")
+    sub.add_argument("--mfu", type=float, default=0.4, help="for the time, with --hardware (default: 0.4)")
+    sub.add_argument("--json", action="store_true")
+
+    sub = verb("quickstart", quickstart)
+    sub.set_defaults(takes_config=True)
+    sub.add_argument(
+        "--config", default=None, metavar="FILE", help="of the training (default: configs/pretrain/tiny.py)"
+    )
+    sub.add_argument("--out", default="quickstart", metavar="DIR")
+    return parser
+
+
+def add_run_arguments(sub: argparse.ArgumentParser) -> None:
+    """Arguments of verbs that read a run."""
+    sub.set_defaults(takes_config=True)
+    sub.add_argument("--workdir", required=True, metavar="DIR", help="the run's folder")
+    sub.add_argument("--step", type=int, metavar="N", help="the checkpoint (default: the newest)")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Arguments, and the config overrides among them in `overrides`."""
+    parser = build_parser()
+    prefix = "--config."
+    args = parser.parse_args([arg for arg in argv if not arg.startswith(prefix)])
+    args.overrides = [arg.removeprefix(prefix) for arg in argv if arg.startswith(prefix)]
+    if args.overrides and not args.takes_config:
+        parser.error(f"`lmjax {args.verb}` takes no config: --config.{args.overrides[0]}")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a verb; returns the exit code."""
+    args = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        args.function(args)
+    except UserError as error:
+        return leave(2, f"lmjax {args.verb}: {error}")
+    except RunError as error:
+        return leave(1, f"lmjax {args.verb}: {error}")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: nothing more to tell
+        return 1
+    except Exception:
+        return leave(1, traceback.format_exc().rstrip())
+    return 0
+
+
+def leave(code: int, message: str) -> int:
+    """Tells what went wrong. One of several processes ends here and now: at exit it would wait for the others."""
+    print(message, file=sys.stderr, flush=True)
+    jax = sys.modules.get("jax")
+    if jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1:
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

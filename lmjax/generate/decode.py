@@ -1,0 +1,144 @@
+"""Autoregressive decoding with a key-value cache, for a batch of prompts of unequal length.
+
+Prompts stand at the left of their rows. Prefill runs them at once, padding included: padding comes after each prompt, so no
+prompt token sees it, and the row's own tokens overwrite its slots before any query reaches them. Then each step runs one token
+of each row, at that row's own place.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from lmjax.config import need
+from lmjax.generate.sample import Sampling, sample
+from lmjax.model import decoder
+from lmjax.model.attention import Mask
+from lmjax.model.cache import LayerCache, empty_cache
+from lmjax.model.config import ModelConfig
+from lmjax.model.dense import Dtypes
+from lmjax.sharding.mesh import batch_shards
+from lmjax.tokenizers.base import Tokenizer
+
+PROMPT_BUCKET = 32  # prompts are padded to a multiple: few lengths, few compilations
+FINISHED = -1  # in place of the tokens of a row that has ended
+
+
+def _next_token(config, params, hidden, sampling, num_ids, types, key):
+    logits = decoder.unembed(config, params, hidden, types)[:, 0]
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(logits.shape[0]))
+    return sample(logits, sampling, keys, num_ids)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "sampling", "num_ids", "types", "length"))
+def prefill(
+    config: ModelConfig,
+    params: decoder.Params,
+    tokens: Int[Array, "B P"],
+    lengths: Int[Array, "B"],
+    key: PRNGKeyArray,
+    sampling: Sampling,
+    num_ids: int,
+    types: Dtypes,
+    length: int,
+) -> tuple[Int[Array, "B"], LayerCache]:
+    """Runs the prompts; the first new token of each row, and the cache of `length` slots."""
+    places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    cache = empty_cache(config, tokens.shape[0], length, types.activation)
+    hidden, cache = decoder.forward(config, params, tokens, places, Mask(query_places=places), types, cache=cache)
+    last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
+    return _next_token(config, params, last, sampling, num_ids, types, key), cache
+
+
+@functools.partial(jax.jit, static_argnames=("config", "sampling", "num_ids", "types"), donate_argnames=("cache",))
+def decode_step(
+    config: ModelConfig,
+    params: decoder.Params,
+    tokens: Int[Array, "B"],
+    places: Int[Array, "B"],
+    cache: LayerCache,
+    key: PRNGKeyArray,
+    sampling: Sampling,
+    num_ids: int,
+    types: Dtypes,
+) -> tuple[Int[Array, "B"], LayerCache]:
+    """Runs one token of each row at its place; the next token of each, and the cache."""
+    places = places[:, None]
+    hidden, cache = decoder.forward(
+        config, params, tokens[:, None], places, Mask(query_places=places), types, cache=cache
+    )
+    return _next_token(config, params, hidden, sampling, num_ids, types, key), cache
+
+
+def generate(
+    config: ModelConfig,
+    params: decoder.Params,
+    prompts: Sequence[np.ndarray],
+    max_tokens: int,
+    sampling: Sampling,
+    types: Dtypes,
+    num_ids: int,
+    eos_id: int | None = None,
+) -> Iterator[np.ndarray]:
+    """Yields one new token for each prompt at a time, FINISHED once a row has produced `eos_id`; ends when all have.
+
+    Args:
+      config, params: the decoder.
+      prompts: ids of each prompt, at least one id each.
+      max_tokens: new tokens at most.
+      sampling: how to draw; the draw of a row depends on its index and the seed, not on its neighbours.
+      types: dtypes of the forward pass; the cache is in `types.activation`.
+      num_ids: the tokenizer's vocabulary; larger ids are never drawn.
+      eos_id: where a row stops; the id itself is yielded.
+
+    Raises:
+      UserError: an empty prompt, an id that the model does not have, or more places than learned positions.
+    """
+    need(all(len(prompt) for prompt in prompts), "a prompt is empty: begin it with a token, such as <bos>")
+    need(max(int(max(p)) for p in prompts) < config.vocab_size, "a prompt holds an id outside config.model.vocab_size")
+    longest = max(len(prompt) for prompt in prompts)
+    if config.position == "learned":
+        need(
+            longest + max_tokens <= config.max_length,
+            f"{longest} prompt + {max_tokens} new tokens exceed config.model.max_length={config.max_length}",
+        )
+    width = -(-longest // PROMPT_BUCKET) * PROMPT_BUCKET
+    rows = -(-len(prompts) // batch_shards()) * batch_shards()
+    tokens = np.zeros((rows, width), np.int32)
+    lengths = np.ones(rows, np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)], lengths[row] = prompt, len(prompt)
+    key = jax.random.key(sampling.seed)
+    static = {"sampling": sampling, "num_ids": num_ids, "types": types}
+    done = np.arange(rows) >= len(prompts)
+    new, cache = prefill(
+        config, params, tokens, lengths, jax.random.fold_in(key, 0), length=max(width, longest + max_tokens), **static
+    )
+    for count in range(1, max_tokens + 1):
+        host = np.where(done, FINISHED, np.asarray(new))
+        yield host[: len(prompts)]
+        done = done | (host == eos_id)
+        if done.all() or count == max_tokens:
+            return
+        places = lengths + (count - 1)
+        new, cache = decode_step(config, params, new, places, cache, jax.random.fold_in(key, count), **static)
+
+
+def stream_text(tokens: Iterator[np.ndarray], tokenizer: Tokenizer, count: int) -> Iterator[list[str]]:
+    """The text that each row gains with each token; a character of several tokens comes when it is whole."""
+    ids: list[list[int]] = [[] for _ in range(count)]
+    shown = [""] * count
+    for new in tokens:
+        gained = []
+        for row, token in enumerate(new.tolist()):
+            if token != FINISHED:
+                ids[row].append(token)
+            text = tokenizer.decode(ids[row])
+            whole = text.rstrip("\N{REPLACEMENT CHARACTER}")  # the first bytes of a character that is still to come
+            gained.append(whole[len(shown[row]) :])
+            shown[row] = whole if len(whole) > len(shown[row]) else shown[row]
+        yield gained
+    yield [tokenizer.decode(ids[row])[len(shown[row]) :] for row in range(count)]

@@ -1,0 +1,371 @@
+"""Builds the parts of a run from its config and wires them: the one place that knows them all.
+
+A workdir holds:
+
+    run.json                the resolved config, and fingerprints of tokenizer and data: what a resume must agree with
+    tokenizer/              a copy of the tokenizer, so that the folder generates by itself
+    checkpoints/<step>/     see lmjax/checkpoint/save.py
+    metrics.jsonl, tensorboard/
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from etils import epath
+from jax.sharding import Mesh, NamedSharding
+from orbax.checkpoint import v1 as ocp
+
+from lmjax import config as configs
+from lmjax import files
+from lmjax.checkpoint import restore, save
+from lmjax.data import loader
+from lmjax.data.trace import trace as trace_step
+from lmjax.errors import UserError
+from lmjax.eval import perplexity
+from lmjax.generate import decode
+from lmjax.generate.sample import Sampling
+from lmjax.model.dense import Dtypes, dtypes
+from lmjax.monitor.speed import Speed, peak_flops
+from lmjax.monitor.write import Writer
+from lmjax.optim.build import build_optimizer
+from lmjax.optim.schedule import Schedule, build_schedule
+from lmjax.plan import memory, params
+from lmjax.plan.flops import flops_per_token
+from lmjax.sharding import mesh as meshes
+from lmjax.sharding import multihost
+from lmjax.tokenizers import build as tokenizers
+from lmjax.tokenizers.base import Tokenizer
+from lmjax.train import step as steps
+from lmjax.train.config import RunConfig
+from lmjax.train.loop import Loop
+from lmjax.train.objective import Loss, build_objective
+from lmjax.train.state import StateShardings, TrainState, init_state, state_shardings
+
+RUN = "run.json"
+TOKENIZER = "tokenizer"
+COMPILE_CACHE = "compile_cache"
+FLOAT16_SKIPS = 100  # overflows in a row while the loss scale is found; more, and the loss is not finite itself
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What the config builds, before any data is read."""
+
+    config: RunConfig
+    mesh: Mesh
+    types: Dtypes
+    optimizer: optax.GradientTransformation
+    schedule: Schedule
+    shardings: StateShardings
+    loss: Loss
+
+    @property
+    def batch_sharding(self) -> NamedSharding:
+        """Of a [B, T] array."""
+        return meshes.sharding(self.mesh, ("batch", None))
+
+    def abstract_state(self) -> TrainState:
+        """The state as shapes, dtypes and shardings."""
+        shapes = jax.eval_shape(lambda: init_state(self.config, self.optimizer))
+        return jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            shapes,
+            self.shardings.state,
+        )
+
+    def params_only(self) -> TrainState:
+        """The same with placeholders for all but the parameters and the step."""
+        abstract = self.abstract_state()
+        hidden = jax.tree.map(lambda _: ocp.PLACEHOLDER, abstract)
+        return hidden._replace(params=abstract.params, step=abstract.step)
+
+
+def build_parts(config: RunConfig, devices: list | None = None) -> Parts:
+    """Everything that needs no data; every impossible combination is a `UserError` here, before compilation."""
+    devices = jax.devices() if devices is None else devices
+    memory.layout(config, len(devices))  # dims that do not divide over the mesh
+    mesh = meshes.make_mesh(config.mesh, devices)
+    types = dtypes(config.train.precision, devices[0].platform)
+    optimizer = build_optimizer(config.optim)
+    return Parts(
+        config=config,
+        mesh=mesh,
+        types=types,
+        optimizer=optimizer,
+        schedule=build_schedule(config.optim, config.train.steps),
+        shardings=state_shardings(config, mesh, optimizer),
+        loss=build_objective(config, types),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------------- train
+
+
+def train(config: RunConfig, workdir: os.PathLike | str, distributed: bool = False) -> int:
+    """Trains, or goes on where the workdir's newest checkpoint stands.
+
+    Args:
+      config: the run.
+      workdir: its folder; the same on all processes.
+      distributed: join other processes that the environment does not name (TPU pods, SLURM).
+
+    Returns:
+      Optimizer steps done.
+    """
+    multihost.initialize(distributed)
+    workdir = epath.Path(workdir)
+    use_compile_cache(workdir)
+    tokenizer = open_tokenizer(config)
+    parts = build_parts(config)
+    rows = multihost.local_rows(parts.batch_sharding, config.train.batch_size)
+    reader = loader.build_train_reader(config.data, config.train.batch_size, config.seed, rows)
+    check_tokenizer(config, tokenizer, reader.sources[0].tokenizer)
+    record = {
+        "config": configs.to_dict(absolute_paths(config)),
+        "tokenizer": tokenizer.fingerprint(),
+        "data": reader.identity(),
+        "code": files.code_version(),
+    }
+    notes = claim_workdir(workdir, record, tokenizer)
+    with meshes.use(parts.mesh), multihost.StopRequest() as request:
+        state, start, more = initial_state(parts, workdir)
+        stop = min(config.train.stop_at or config.train.steps, config.train.steps)
+        if start >= stop:
+            announce(notes + more + [f"nothing to do: {workdir} stands at step {start} of {config.train.steps}"])
+            return start
+        writer = Writer(
+            workdir,
+            config.monitor.tensorboard,
+            resume_step=start if start else None,
+            total_steps=config.train.steps,
+            primary=multihost.is_primary(),
+        )
+        with writer:
+            loop = build_loop(parts, reader, workdir, record, writer, request, start, stop)
+            for note in [*notes, *more, *describe(parts, loop.speed)]:
+                writer.say(note)
+            _, done = loop.run(state, start, stop)
+            loop.saver.close()
+    return done
+
+
+def build_loop(
+    parts: Parts,
+    reader: loader.StepReader,
+    workdir: epath.Path,
+    record: dict[str, Any],
+    writer: Writer,
+    request: multihost.StopRequest,
+    start: int,
+    stop: int,
+) -> Loop:
+    """The loop's arguments."""
+    config, data = parts.config, parts.config.data
+    batch_rows = config.train.batch_size
+    host_batches = loader.batches(reader, start, stop, data.num_workers, data.prefetch)
+    peak = peak_flops(list(parts.mesh.devices.flat), config.train.precision, config.monitor.peak_flops)
+    return Loop(
+        step=steps.build_step(config, parts.loss, parts.optimizer, parts.schedule, parts.mesh, parts.shardings),
+        batches=multihost.on_devices(host_batches, parts.batch_sharding, batch_rows),
+        evaluate=build_evaluate(parts),
+        saver=save.Saver(workdir, config.checkpoint, record),
+        writer=writer,
+        speed=Speed(flops_per_token(config.model, data.seq_len).training, peak),
+        should_stop=request.reached,
+        tokens_per_step=batch_rows * data.seq_len,
+        log_every=config.monitor.log_every,
+        eval_every=config.eval.every,
+        save_every=config.checkpoint.every,
+        max_skipped=FLOAT16_SKIPS if config.train.precision == "float16" else 0,
+    )
+
+
+def build_evaluate(parts: Parts, split: str | None = None, max_rows: int | str | None = "config"):
+    """`evaluate(state) → metrics` on a held-out split.
+
+    Args:
+      parts: of the run.
+      split: none: `config.data.eval_split`.
+      max_rows: of each source; none: all; "config": `config.eval.rows`.
+    """
+    config = parts.config
+    rows_of_batch = config.eval.batch_size or config.train.batch_size
+    local = multihost.local_rows(parts.batch_sharding, rows_of_batch)
+    limit = config.eval.rows if max_rows == "config" else max_rows
+    step = steps.build_eval_step(parts.loss, parts.mesh, parts.shardings)
+    sources = loader.eval_sources(config.data, split)
+
+    def on_mesh(source):
+        batches = loader.EvalBatches(source, config.data.seq_len, rows_of_batch, limit, local)
+        return (batch for _, batch in multihost.on_devices(enumerate(batches), parts.batch_sharding, rows_of_batch))
+
+    def evaluate(state: TrainState) -> dict[str, float]:
+        return perplexity.evaluate(step, state.params, {name: (s, on_mesh(s)) for name, s in sources.items()})
+
+    return evaluate
+
+
+def initial_state(parts: Parts, workdir: epath.Path) -> tuple[TrainState, int, list[str]]:
+    """The newest readable checkpoint, or the state before the first step; with its step and what to tell."""
+    if not restore.steps(workdir):
+        init = jax.jit(lambda: init_state(parts.config, parts.optimizer), out_shardings=parts.shardings.state)
+        return init(), 0, []
+    restored = restore.restore(workdir, parts.abstract_state())
+    if int(restored.state.step) != restored.step:
+        raise RuntimeError(f"checkpoint {restored.step} holds the state of step {int(restored.state.step)}")
+    if restored.unreadable and multihost.is_primary():
+        restore.set_aside(workdir, restored.step)
+    return restored.state, restored.step, [*restored.unreadable, f"going on from checkpoint {restored.step}"]
+
+
+def describe(parts: Parts, speed: Speed) -> list[str]:
+    """The run in two lines."""
+    config, devices = parts.config, parts.mesh.devices
+    shape = " × ".join(f"{name} {size}" for name, size in parts.mesh.shape.items())
+    return [
+        f"{params.total(config.model):,} parameters; {config.train.steps:,} steps of {config.train.batch_size} × "
+        f"{config.data.seq_len} tokens; {config.optim.name}, {config.train.precision}",
+        f"{devices.size} {devices.flat[0].device_kind} device(s), mesh {shape}; peak for MFU {speed.peak.source}",
+    ]
+
+
+def announce(notes: list[str]) -> None:
+    """Prints notes once, from the primary process."""
+    if multihost.is_primary():
+        for note in notes:
+            print(note, flush=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------- workdir
+
+
+def use_compile_cache(workdir: epath.Path) -> None:
+    """Compiled programs are kept with a local run, so that a resume starts sooner; JAX_COMPILATION_CACHE_DIR wins."""
+    if "://" not in os.fspath(workdir) and not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", os.path.abspath(workdir / COMPILE_CACHE))
+
+
+def open_tokenizer(config: RunConfig) -> Tokenizer:
+    """The run's tokenizer."""
+    if not config.tokenizer:
+        raise UserError("config.tokenizer names no folder made by `lmjax tokenizer`")
+    return tokenizers.load(config.tokenizer)
+
+
+def check_tokenizer(config: RunConfig, tokenizer: Tokenizer, shards: str) -> None:
+    """The model has a row for every id, and the shards hold this tokenizer's ids."""
+    if config.model.vocab_size < tokenizer.vocab_size:
+        raise UserError(
+            f"config.model.vocab_size={config.model.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}"
+        )
+    if shards != tokenizer.fingerprint():
+        raise UserError(
+            f"the shards {list(config.data.shards)} were made with another tokenizer than {config.tokenizer}; "
+            "run `lmjax tokenize` with this one"
+        )
+
+
+def absolute_paths(config: RunConfig) -> RunConfig:
+    """The config with local paths made absolute, so that a workdir can be used from anywhere."""
+
+    def absolute(path: str) -> str:
+        return path if "://" in path else os.path.abspath(path)
+
+    data = dataclasses.replace(config.data, shards=tuple(absolute(path) for path in config.data.shards))
+    return dataclasses.replace(config, data=data, tokenizer=absolute(config.tokenizer))
+
+
+def claim_workdir(workdir: epath.Path, record: dict[str, Any], tokenizer: Tokenizer) -> list[str]:
+    """Makes the workdir this run's, or checks that it is; returns what to tell.
+
+    Raises:
+      UserError: it holds another run: a field that is not free, the tokenizer or the data differ. Each difference is named.
+    """
+    path = workdir / RUN
+    if not path.exists():
+        if workdir.exists() and any(p.name != COMPILE_CACHE for p in workdir.iterdir()):
+            raise UserError(f"{workdir} is not empty and is not the workdir of a run; choose another --workdir")
+        if multihost.is_primary():
+            tokenizer.save(workdir / TOKENIZER)
+            files.write_json(path, record)
+        return []
+    before = files.read_json(path)
+    changes = configs.diff(RunConfig, before["config"], record["config"])
+    refused = [str(change) for change in changes if not change.free]
+    refused += [f"{name}: another fingerprint" for name in ("tokenizer", "data") if before[name] != record[name]]
+    if refused:
+        raise UserError(
+            f"{workdir} holds another run: {'; '.join(refused)}. Go on with its config, or choose another --workdir"
+        )
+    if changes and multihost.is_primary():
+        files.write_json(path, record)
+    return [f"changed since the run began: {change}" for change in changes]
+
+
+def open_run(workdir: os.PathLike | str, overrides: list[str] | None = None) -> tuple[RunConfig, Tokenizer]:
+    """The config of a run, with overrides of free fields, and its tokenizer."""
+    path = epath.Path(workdir) / RUN
+    if not path.exists():
+        raise UserError(f"{workdir} holds no {RUN}: it is not the workdir of a run")
+    values = files.read_json(path)["config"]
+    for override in overrides or []:
+        key = override.partition("=")[0]
+        if not configs.is_free(RunConfig, key):
+            raise UserError(f"config.{key} belongs to the run and cannot be changed after training")
+        configs.set_override(values, override)
+    return configs.build(RunConfig, values), tokenizers.load(epath.Path(workdir) / TOKENIZER)
+
+
+# ------------------------------------------------------------------------------------------------ evaluate, generate, trace
+
+
+def evaluate(workdir: os.PathLike | str, split: str, step: int | None, overrides: list[str]) -> dict[str, Any]:
+    """Likelihood of the whole of a split, by source and together; with the checkpoint's step."""
+    config, _ = open_run(workdir, overrides)
+    parts = build_parts(config)
+    with meshes.use(parts.mesh):
+        restored = restore.restore(workdir, parts.params_only(), step)
+        metrics = build_evaluate(parts, split, max_rows=None)(restored.state)
+    announce(list(restored.unreadable))
+    return {"step": restored.step, **metrics}
+
+
+def generate(
+    workdir: os.PathLike | str,
+    prompts: list[str],
+    max_tokens: int,
+    sampling: Sampling,
+    step: int | None,
+    overrides: list[str],
+) -> Iterator[list[str]]:
+    """Yields, as it is decoded, the text that each prompt gained: ["def", ""], [" f", "import"] …"""
+    config, tokenizer = open_run(workdir, overrides)
+    parts = build_parts(config)
+    bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    ids = [np.array([*bos, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
+    with meshes.use(parts.mesh):
+        restored = restore.restore(workdir, parts.params_only(), step)
+        announce(list(restored.unreadable))
+        tokens = decode.generate(
+            config.model,
+            restored.state.params,
+            ids,
+            max_tokens,
+            sampling,
+            parts.types,
+            tokenizer.vocab_size,
+            tokenizer.eos_id,
+        )
+        yield from decode.stream_text(tokens, tokenizer, len(prompts))
+
+
+def trace(workdir: os.PathLike | str, step: int) -> list[dict[str, Any]]:
+    """The documents in each row of the global batch of a step."""
+    config, _ = open_run(workdir)
+    reader = loader.build_train_reader(config.data, config.train.batch_size, config.seed)
+    return trace_step(reader, step)

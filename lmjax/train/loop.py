@@ -1,0 +1,103 @@
+"""The train loop: the only one in this project. It knows no config section, no data, no objective: all of it comes as arguments.
+
+Order at each step, on every process alike: wait for the batch, start the step, fetch the step before, then, where due,
+evaluate, save, end. Values are fetched one step late, so the devices never wait for the host; before a save they are fetched at
+once, so that a step that went wrong stops the run and not the checkpoint.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+
+import jax
+
+from lmjax.batch import Batch
+from lmjax.checkpoint.save import Saver
+from lmjax.errors import RunError
+from lmjax.monitor.speed import Speed
+from lmjax.monitor.write import Writer
+from lmjax.train.state import TrainState
+from lmjax.train.step import Metrics, Step
+
+
+class NotFiniteError(RunError):
+    """A step's loss or gradient is not finite."""
+
+
+@dataclasses.dataclass
+class Loop:
+    """What a run brings to the loop."""
+
+    step: Step
+    batches: Iterator[tuple[int, Batch]]  # (step, batch on the devices)
+    evaluate: Callable[[TrainState], Mapping[str, float]] | None
+    saver: Saver
+    writer: Writer
+    speed: Speed
+    should_stop: Callable[[int], bool]  # asked by every process after every step
+    tokens_per_step: int  # positions of a global batch
+    log_every: int
+    eval_every: int | None  # none: at the end only
+    save_every: int
+    max_skipped: int  # steps in a row that may be skipped for not being finite
+    skipped: int = 0  # in a row, so far
+
+    def run(self, state: TrainState, start: int, stop: int) -> tuple[TrainState, int]:
+        """Runs steps start … stop - 1.
+
+        Returns:
+          The state, and the number of steps done: less than `stop` when the run was asked to end. Its checkpoint is on disk.
+
+        Raises:
+          NotFiniteError: more than `max_skipped` steps in a row were not finite.
+          SaveError: a checkpoint could not be written.
+        """
+        pending: tuple[int, Metrics] | None = None
+        self.speed.restart()
+        for step in range(start, stop):
+            with self.speed.waiting():
+                number, batch = next(self.batches)
+            if number != step:
+                raise RuntimeError(f"the loader gave the batch of step {number} at step {step}")
+            state, metrics = self.step(state, batch)
+            if pending is not None:
+                self.report(*pending)
+            pending = (step + 1, metrics)
+
+            done = step + 1
+            stopping = self.should_stop(done)
+            at_end = done == stop
+            evaluating = at_end or (self.eval_every is not None and done % self.eval_every == 0)
+            saving = at_end or stopping or done % self.save_every == 0
+            if evaluating or saving:
+                self.report(*pending)
+                pending = None
+            if self.evaluate is not None and evaluating and not stopping:
+                with self.speed.paused():
+                    self.writer.write(done, self.tokens(done) | self.evaluate(state))
+            if saving:
+                with self.speed.paused():
+                    self.saver.save(done, state)
+            if stopping and not at_end:
+                self.writer.say(f"asked to end: saving step {done}")
+                stop = done
+                break
+        self.saver.wait()
+        return state, stop
+
+    def report(self, done: int, metrics: Metrics) -> None:
+        """Fetches a step's values, stops the run if they are not finite, writes a row where due."""
+        values = jax.device_get(metrics)
+        self.speed.step(self.tokens_per_step)
+        self.skipped = self.skipped + 1 if values["train/skipped"] else 0
+        if done % self.log_every == 0 or self.skipped:
+            self.writer.write(done, self.tokens(done) | values | self.speed.read())
+        if self.skipped > self.max_skipped:
+            raise NotFiniteError(
+                f"step {done - 1}: loss {values['train/loss']} or gradient norm {values['train/grad_norm']} is not finite, "
+                f"{self.skipped} step(s) in a row; the last checkpoint is that of step {self.saver.last_good}. "
+                "Lower the learning rate, or look at the step's documents with `lmjax trace`"
+            )
+
+    def tokens(self, done: int) -> dict[str, int]:
+        """Positions trained on after `done` steps."""
+        return {"tokens": done * self.tokens_per_step}
