@@ -20,6 +20,7 @@ import lmjax
 from lmjax.errors import UserError
 
 MANIFEST = "manifest.json"
+UNFINISHED = ".unfinished"  # stands in a folder of ours from before its first file until after its manifest
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -158,7 +159,7 @@ def run_stage(
         raise UserError(
             f"{folder} holds an output made from other {' and '.join(changed)}; choose another --out or remove it"
         )
-    marker = folder / ".unfinished"  # written by us before anything else: only a folder of ours is ever emptied
+    marker = folder / UNFINISHED  # only a folder of ours is ever emptied
     if folder.exists() and any(folder.iterdir()) and not marker.exists():
         raise UserError(f"{folder} is not empty and is not the output of a stage; choose another --out")
     if folder.exists():
