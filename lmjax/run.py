@@ -23,6 +23,7 @@ from orbax.checkpoint import v1 as ocp
 from lmjax import config as configs
 from lmjax import files
 from lmjax.checkpoint import restore, save
+from lmjax.checkpoint.layout import steps as checkpoint_steps
 from lmjax.data import loader
 from lmjax.data.trace import trace as trace_step
 from lmjax.errors import UserError
@@ -212,7 +213,7 @@ def build_evaluate(parts: Parts, split: str | None = None, max_rows: int | str |
 
 def initial_state(parts: Parts, workdir: epath.Path) -> tuple[TrainState, int, list[str]]:
     """The newest readable checkpoint, or the state before the first step; with its step and what to tell."""
-    if not restore.steps(workdir):
+    if not checkpoint_steps(workdir):
         init = jax.jit(lambda: init_state(parts.config, parts.optimizer), out_shardings=parts.shardings.state)
         return init(), 0, []
     restored = restore.restore(workdir, parts.abstract_state())

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from lmjax.checkpoint.save import CHECKPOINTS
+from lmjax.checkpoint.layout import CHECKPOINTS, steps
 from lmjax.errors import RunError, UserError
 
 MISMATCHES_SHOWN = 8
@@ -26,14 +26,6 @@ class Restored:
     state: Any
     metadata: dict[str, Any]
     unreadable: tuple[str, ...]  # newer checkpoints that could not be read, and why
-
-
-def steps(workdir: os.PathLike | str) -> list[int]:
-    """Steps of the finished checkpoints of a run, ascending; unfinished ones have another name."""
-    folder = epath.Path(workdir) / CHECKPOINTS
-    if not folder.exists():
-        return []
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
 
 
 def restore(workdir: os.PathLike | str, abstract: Any, step: int | None = None) -> Restored:

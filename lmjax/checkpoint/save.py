@@ -12,10 +12,9 @@ from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from lmjax.checkpoint import retain
+from lmjax.checkpoint.layout import CHECKPOINTS
 from lmjax.errors import RunError
 from lmjax.train.config import CheckpointConfig
-
-CHECKPOINTS = "checkpoints"
 
 
 class SaveError(RunError):
