@@ -20,8 +20,12 @@ METRICS = {
     "train/loss": Metric(
         "nats", "cross-entropy of a trained token, mean over the step's batch; auxiliary losses apart"
     ),
+    "train/z_loss": Metric("nats", "mean of log² Z times its coefficient, beside the loss"),
     "train/grad_norm": Metric("", "global norm of the gradient before clipping"),
     "train/learning_rate": Metric("", "of the step, at the schedule's place"),
+    "train/loss_scale": Metric("", "what float16 multiplies the loss by before the backward pass; else 1"),
+    "train/target_tokens": Metric("tokens", "sum of the step's loss weights: what the loss is a mean over"),
+    "train/skipped": Metric("", "1 where loss or gradient was not finite and the step changed no parameter, else 0"),
     "speed/tokens_per_s": Metric("tokens/s", "all devices together, since the last row"),
     "speed/step_s": Metric("s", "a step's wall time, mean since the last row; evaluations and pauses apart"),
     "speed/data_wait_s": Metric("s", "of a step's wall time, waiting for its batch"),

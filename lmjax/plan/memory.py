@@ -101,15 +101,24 @@ def layout(config: RunConfig, num_devices: int) -> Layout:
     return Layout(sizes, config.mesh.zero, micro // replicas)
 
 
+# Where the size of a sharded logical axis is set, for messages.
+FIELDS = {
+    "embed": "config.model.d_model",
+    "kv_heads": "config.model.num_kv_heads (or num_heads)",
+    "mlp": "config.model.d_ff",
+    "vocab": "config.model.vocab_size",
+}
+
+
 def check_divides(model: ModelConfig, sizes: dict[str, int]) -> None:
     """Every sharded dim of a parameter divides by its mesh axis."""
     shapes = params.parameter_shapes(model)
     for path, axes in params.logical_axes(model).items():
-        for axis, size in zip(rules.spec(axes), shapes[path], strict=True):
+        for name, axis, size in zip(axes, rules.spec(axes), shapes[path], strict=True):
             shards = rules.num_shards(axis, sizes)
             need(
                 size % shards == 0,
-                f"parameter {path} of shape {shapes[path]}: {size} does not divide by config.mesh.{axis}={shards}",
+                f"{FIELDS.get(name, name)}={size} does not divide by config.mesh.{axis}={shards} (parameter {path})",
             )
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -106,8 +106,13 @@ def to_dict(result: Plan) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------------- rendering
 
 
+def show(result: Plan) -> None:
+    """Prints the plan."""
+    Console(highlight=False, soft_wrap=True).print(render(result))
+
+
 def render(result: Plan) -> Group:
-    """The plan for a terminal: `rich.console.Console().print(render(plan))`."""
+    """The plan as rich renders it."""
     parts: list[Any] = [params_table(result), flops_table(result), memory_table(result)]
     parts += [Text(line) for line in notes(result)]
     return Group(*parts)
@@ -175,9 +180,8 @@ def notes(result: Plan) -> list[str]:
     )
     verdict = "does not fit" if share > 1 else "is tight: compile it before relying on it" if share > TIGHT else "fits"
     lines.append(f"{gib(result.memory.total)} of {gib(row.hbm_bytes)} HBM {verdict}")
-    lines.append(
-        f"At {result.mfu:.0%} MFU: {result.seconds / 3600:.3g} h, {result.seconds / 3600 * result.num_devices:.3g} device-hours"
-    )
+    hours = result.seconds / 3600
+    lines.append(f"At {result.mfu:.0%} MFU: {hours:,.2f} hours, {hours * result.num_devices:,.2f} device-hours")
     return lines
 
 

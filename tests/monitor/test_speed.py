@@ -7,6 +7,8 @@ import pytest
 
 from lmjax.monitor import speed as speed_module
 from lmjax.monitor.speed import Peak, Speed, measure_matmul_flops, peak_flops
+from lmjax.sharding.config import MeshConfig
+from lmjax.sharding.mesh import make_mesh, use
 
 
 class Clock:
@@ -108,3 +110,8 @@ def test_virtual_cpu_devices_share_one_machine(monkeypatch):
 
 def test_measured_peak_is_plausible():
     assert 1e9 < measure_matmul_flops("float32", seconds=0.05) < 1e14
+
+
+def test_a_peak_is_measured_inside_a_runs_mesh_too():
+    with use(make_mesh(MeshConfig())):
+        assert peak_flops(jax.devices(), "bfloat16").flops > 1e9

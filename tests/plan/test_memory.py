@@ -90,7 +90,7 @@ def test_blockwise_where_the_model_chooses_it(kind, length):
         (
             RunConfig(mesh=MeshConfig(data=1, tensor=4)),
             4,
-            r"attention/qkv .* 6 does not divide by config.mesh.tensor=4",
+            r"num_heads\)=6 does not divide by config.mesh.tensor=4 \(parameter layers/attention/qkv\)",
         ),
         (RunConfig(mesh=MeshConfig(data=2)), 8, "does not match 8 device"),
     ],

@@ -12,7 +12,7 @@ from lmjax.data.config import DataConfig
 from lmjax.errors import UserError
 from lmjax.model.config import ModelConfig
 from lmjax.plan import hardware, memory, params
-from lmjax.plan.report import gib, plan, render, si, to_dict
+from lmjax.plan.report import gib, plan, render, show, si, to_dict
 from lmjax.sharding.config import MeshConfig
 from lmjax.train.config import RunConfig, TrainConfig
 
@@ -99,6 +99,11 @@ def test_devices_chips_and_hosts():
     text = console.export_text()
     assert "32 × tpu7x (16 chip(s), 4 host(s) of 8)" in text and "mesh: data 1 × fsdp 32 × tensor 1" in text
     assert "HBM fits" in text
+
+
+def test_show_prints_the_page(capsys):
+    show(plan(LLAMA))
+    assert "8,030,261,248" in capsys.readouterr().out
 
 
 def test_units():
