@@ -36,7 +36,8 @@ from lmjax.files import Manifest, read_manifest, run_stage, sha256_file
 from lmjax.tokenizers.base import Tokenizer
 
 OFFSETS, DOCUMENTS = "offsets.npy", "documents.array_record"
-WRITER = "group_size:1"  # each record is compressed by itself: random access decodes nothing else
+IDS_WRITER = "group_size:1,uncompressed"  # random access: one read is one document, and nothing to decode
+RECORDS_WRITER = "group_size:64"  # read rarely
 KEY_CHARACTERS = 32  # of the hash that orders the documents, in hex
 MAX_BUCKETS = 512  # open files at one time
 BUCKET_BYTES = 1 << 25  # compressed input in a bucket: a few hundred MB of text
@@ -272,7 +273,7 @@ class SourceWriter:
         self.documents = self.tokens = self.text_bytes = 0
         self.shards: list[dict[str, Any]] = []
         self.shard: ArrayRecordWriter | None = None
-        self.records = ArrayRecordWriter(str(folder / DOCUMENTS), WRITER)
+        self.records = ArrayRecordWriter(str(folder / DOCUMENTS), RECORDS_WRITER)
         self.offsets = np.lib.format.open_memmap(folder / OFFSETS, mode="w+", dtype="<u8", shape=(num_documents + 1,))
 
     def add(self, document: Encoded) -> None:
@@ -280,7 +281,7 @@ class SourceWriter:
         if self.shard is None:
             name = f"{len(self.shards):05d}.array_record"
             self.shards.append({"name": name, "records": 0, "tokens": 0})
-            self.shard = ArrayRecordWriter(str(self.folder / name), WRITER)
+            self.shard = ArrayRecordWriter(str(self.folder / name), IDS_WRITER)
         self.shard.write(document.ids)
         self.records.write(document.record)
         self.documents += 1
