@@ -43,12 +43,15 @@ LEFT_OUT = {
 }
 
 
-def make_corpus(out: os.PathLike | str, max_bytes: int | None = None) -> Manifest:
+def make_corpus(out: os.PathLike | str, max_bytes: int | None = None) -> tuple[Manifest, bool]:
     """Writes `OUT/code.jsonl.zst`, `OUT/docs.jsonl.zst` and the manifest.
 
     Args:
       out: the folder.
       max_bytes: UTF-8 bytes of both sources together; a sample of whole documents is drawn. None: all, about 30 MB.
+
+    Returns:
+      The manifest, and whether the stage was skipped because the folder already holds it.
 
     Raises:
       UserError: this installation carries no source, or `max_bytes` is too small for one document of each.
@@ -72,10 +75,11 @@ def make_corpus(out: os.PathLike | str, max_bytes: int | None = None) -> Manifes
                 )
             written[source] = write_documents(folder / f"{source}{SUFFIX}", documents)
         totals = {key: sum(count[key] for count in written.values()) for key in ("documents", "bytes")}
-        content = {"files": {f"{source}{SUFFIX}": sha256_file(folder / f"{source}{SUFFIX}") for source in written}}
+        files = {f"{source}{SUFFIX}": sha256_file(folder / f"{source}{SUFFIX}") for source in written}
+        content = {"files": files, "failures": corpus.failures}
         return {**totals, "sources": written, **corpus.counts(), "files": len(paths)}, content
 
-    return run_stage(out, "corpus", inputs, {"max_bytes": max_bytes}, make)[0]
+    return run_stage(out, "corpus", inputs, {"max_bytes": max_bytes}, make)
 
 
 def standard_library() -> pathlib.Path:
@@ -101,7 +105,7 @@ class Corpus:
     empty: int = 0
     duplicates: int = 0
     left_out: int = 0  # beyond max_bytes
-    failed: list[str] = dataclasses.field(default_factory=list)
+    failures: list[str] = dataclasses.field(default_factory=list)
     seen: set[bytes] = dataclasses.field(default_factory=set)
 
     def add(self, source: str, name: str, text: str, meta: dict[str, str]) -> bool:
@@ -121,7 +125,7 @@ class Corpus:
     def fail(self, name: str, why: Exception) -> None:
         """Counts a text that could not be had."""
         self.texts += 1
-        self.failed.append(f"{name}: {why}")
+        self.failures.append(f"{name}: {why}")
 
     def draw_sample(self, max_bytes: int) -> None:
         """Keeps whole documents of both sources, drawn by their text, up to `max_bytes` in all."""
@@ -136,10 +140,10 @@ class Corpus:
             self.sources[source] = [document for document in documents if (source, document.id) in kept]
         self.left_out = len(everything) - len(kept)
 
-    def counts(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, int]:
         """For the manifest."""
         counts = {key: getattr(self, key) for key in ("texts", "empty", "duplicates", "left_out")}
-        return {**counts, "failed": len(self.failed), "messages": self.failed}
+        return {**counts, "failed": len(self.failures)}
 
 
 def collect(root: pathlib.Path, paths: list[pathlib.Path]) -> Corpus:

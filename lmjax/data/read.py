@@ -39,7 +39,7 @@ class Counts:
     failed: int = 0
     repaired: int = 0  # records whose bytes were not UTF-8: U+FFFD stands where they were
     skipped_files: int = 0  # files in a folder that have no known extension
-    messages: list[str] = dataclasses.field(default_factory=list)  # the first failures: `file:line: why`
+    failures: list[str] = dataclasses.field(default_factory=list)  # the first ones: `file:line: why`
 
     def keep(self) -> None:
         """One record became a document."""
@@ -50,12 +50,16 @@ class Counts:
         """`records` records did not; the first few are told at once."""
         self.read += records
         self.failed += records
-        if len(self.messages) < SHOWN:
-            self.messages.append(f"{where}: {why}")
+        if len(self.failures) < SHOWN:
+            self.failures.append(f"{where}: {why}")
             log.warning("%s: %s", where, why)
-        elif len(self.messages) == SHOWN:
-            self.messages.append("…")
+        elif len(self.failures) == SHOWN:
+            self.failures.append("…")
             log.warning("further failures are only counted")
+
+    def numbers(self) -> dict[str, int]:
+        """All but the failures' texts."""
+        return {key: value for key, value in vars(self).items() if isinstance(value, int)}
 
 
 @dataclasses.dataclass(frozen=True)

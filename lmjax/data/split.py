@@ -31,7 +31,9 @@ Paths = str | os.PathLike | Sequence[str | os.PathLike]
 log = logging.getLogger(__name__)
 
 
-def split_documents(inputs: Paths, out: os.PathLike | str, config: SplitConfig, source: str | None = None) -> Manifest:
+def split_documents(
+    inputs: Paths, out: os.PathLike | str, config: SplitConfig, source: str | None = None
+) -> tuple[Manifest, bool]:
     """Writes `OUT/{train,validation,test}/<source>.jsonl.zst` and the manifest.
 
     Args:
@@ -41,15 +43,14 @@ def split_documents(inputs: Paths, out: os.PathLike | str, config: SplitConfig, 
       source: names the raw inputs, all together.
 
     Returns:
-      The manifest; in its counts read = kept + failed, kept = the documents over all splits and sources.
+      The manifest, and whether the stage was skipped because the folder already holds it. In its counts read = kept +
+      failed, and kept = the documents over all splits and sources.
 
     Raises:
       UserError: no document was read, or a split with a share got none of so few.
     """
     readers, fingerprints = open_inputs(inputs, source, config)
-    return run_stage(out, "split", fingerprints, to_dict(config), lambda folder: write_splits(readers, folder, config))[
-        0
-    ]
+    return run_stage(out, "split", fingerprints, to_dict(config), lambda folder: write_splits(readers, folder, config))
 
 
 def side(text: str, config: SplitConfig) -> str:
@@ -136,7 +137,7 @@ def write_splits(
         key: sum(source[key] for sources in splits.values() for source in sources.values())
         for key in ("documents", "bytes")
     }
-    return {**totals, **vars(counts), "splits": splits}, {"files": files}
+    return {**totals, **counts.numbers(), "splits": splits}, {"files": files, "failures": counts.failures}
 
 
 def write_source(
@@ -162,7 +163,7 @@ def shares(config: SplitConfig) -> dict[str, float]:
 def check_shares(splits: Mapping[str, Any], counts: Counts, config: SplitConfig) -> None:
     """A `UserError` if nothing was read, or if a split that was asked for is empty: the next stages would fail on it."""
     if not counts.kept:
-        first = f"; the first of {counts.failed} failures: {counts.messages[0]}" if counts.messages else ""
+        first = f"; the first of {counts.failed} failures: {counts.failures[0]}" if counts.failures else ""
         raise UserError(f"the inputs hold no document{first}")
     for split, share in shares(config).items():
         if not any(source["documents"] for source in splits[split].values()):

@@ -58,7 +58,8 @@ def library(tmp_path, monkeypatch):
 
 
 def test_what_becomes_of_each_file(library, tmp_path):
-    manifest = make_corpus(tmp_path / "out")
+    manifest, skipped = make_corpus(tmp_path / "out")
+    assert not skipped and make_corpus(tmp_path / "out") == (manifest, True)
     code = {d.id: d for d in read_written(tmp_path / "out" / "code.jsonl.zst")}
     docs = {d.id: d for d in read_written(tmp_path / "out" / "docs.jsonl.zst")}
     assert list(code) == [
@@ -75,8 +76,8 @@ def test_what_becomes_of_each_file(library, tmp_path):
     assert docs["topics/assert"].text == "The assert statement\n"
     counts = manifest.counts
     assert counts["sources"]["code"]["documents"] == 6 and counts["sources"]["docs"]["documents"] == 3
-    assert counts["duplicates"] == 1 and counts["failed"] == len(counts["messages"]) == 3
-    assert [message.split(":")[0] for message in counts["messages"]] == [
+    assert counts["duplicates"] == 1 and counts["failed"] == len(manifest.content["failures"]) == 3
+    assert [message.split(":")[0] for message in manifest.content["failures"]] == [
         "badsyntax.py", "test/bad_bytes.py", "test/bad_coding.py"
     ]  # fmt: skip
     assert counts["texts"] == counts["documents"] + sum(
@@ -96,10 +97,10 @@ def test_docstrings_stand_below_their_names(library):
 
 
 def test_the_same_installation_gives_the_same_bytes_anywhere(library, tmp_path, monkeypatch):
-    first = make_corpus(tmp_path / "a")
+    first, _ = make_corpus(tmp_path / "a")
     moved = library.rename(tmp_path / "elsewhere")
     monkeypatch.setattr(corpus, "standard_library", lambda: moved)
-    second = make_corpus(tmp_path / "b")
+    second, _ = make_corpus(tmp_path / "b")
     assert first.fingerprint() == second.fingerprint()
     assert str(tmp_path) not in json.dumps([first.inputs, first.counts, first.content])
     for name, digest in first.content["files"].items():
@@ -120,7 +121,7 @@ def test_no_source_is_a_users_error(tmp_path, monkeypatch):
 
 
 def test_a_sample_of_this_installation(tmp_path):
-    manifest = make_corpus(tmp_path / "out", max_bytes=1_000_000)
+    manifest, _ = make_corpus(tmp_path / "out", max_bytes=1_000_000)
     counts = manifest.counts
     assert 950_000 < counts["bytes"] <= 1_000_000
     assert counts["texts"] == counts["documents"] + sum(

@@ -97,7 +97,7 @@ def test_a_bad_record_costs_nothing_else(tmp_path, name, caplog):
     counts = Counts()
     assert texts(tmp_path, counts) == ["a", "b"]
     check(counts, 2, 1)
-    assert counts.messages[0].startswith(f"a.jsonl:2: {why}") and counts.messages[0] in caplog.text
+    assert counts.failures[0].startswith(f"a.jsonl:2: {why}") and counts.failures[0] in caplog.text
 
 
 def test_bad_bytes_are_replaced_and_counted(tmp_path):
@@ -114,7 +114,7 @@ def test_only_the_first_failures_are_told(tmp_path, caplog):
     counts = Counts()
     assert texts(tmp_path, counts) == []
     check(counts, 0, 500)
-    assert len(counts.messages) == 11 and len(caplog.records) == 11
+    assert len(counts.failures) == 11 and len(caplog.records) == 11
 
 
 # ------------------------------------------------------------------------------------------------------------- compression
@@ -197,7 +197,7 @@ def test_parquet_rows(tmp_path):
     counts = Counts()
     found = list(read_documents(tmp_path, "s", counts))
     check(counts, 900, 300)
-    assert counts.messages[0] == "a.parquet:2: field 'text' is NoneType, not a text"
+    assert counts.failures[0] == "a.parquet:2: field 'text' is NoneType, not a text"
     assert (found[1].id, found[1].text) == ("n2", "c\u2028")
     assert found[0].meta == {"when": "1970-01-01 00:00:00", "tags": ["x"], "data": "b"}
     assert found[-1].id == "n1199" and json.loads(json.dumps(found[0].meta)) == found[0].meta

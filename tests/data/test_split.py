@@ -38,7 +38,7 @@ def numbered(n, start=0):
 
 def test_every_document_arrives_once_on_its_side(tmp_path):
     folder = make_folder(tmp_path / "in", a=numbered(300), b=numbered(100, 1000))
-    manifest = split_documents(folder, tmp_path / "out", HALF)
+    manifest, _ = split_documents(folder, tmp_path / "out", HALF)
     found = written(tmp_path / "out")
     assert set(found) == {(split, source) for split in SPLITS for source in "ab"}
     for (split, source), documents in found.items():
@@ -77,9 +77,9 @@ def test_another_seed_is_another_split():
 
 def test_again_is_skipped_and_gives_the_same_bytes(tmp_path):
     folder = make_folder(tmp_path / "in", a=numbered(100))
-    first = split_documents(folder, tmp_path / "out", HALF)
-    assert split_documents(folder, tmp_path / "out", HALF) == first
-    assert split_documents([folder], tmp_path / "again", HALF).fingerprint() == first.fingerprint()
+    first, skipped = split_documents(folder, tmp_path / "out", HALF)
+    assert not skipped and split_documents(folder, tmp_path / "out", HALF) == (first, True)
+    assert split_documents([folder], tmp_path / "again", HALF)[0].fingerprint() == first.fingerprint()
 
 
 def test_raw_files(tmp_path):
@@ -88,10 +88,12 @@ def test_raw_files(tmp_path):
     data = b"".join(json.dumps(record).encode() + b"\n" for record in records)
     (tmp_path / "raw" / "a.jsonl").write_bytes(data + b"broken\n" + b'{"no": 1}\n')
     config = SplitConfig(validation=0.2, test=0.3, text_field="body")
-    manifest = split_documents(tmp_path / "raw", tmp_path / "out", config, source="web")
+    manifest, _ = split_documents(tmp_path / "raw", tmp_path / "out", config, source="web")
     counts = manifest.counts
     assert (counts["read"], counts["kept"], counts["failed"], counts["documents"]) == (102, 100, 2, 100)
-    assert counts["messages"][0].startswith("a.jsonl:101: not valid JSON") and str(tmp_path) not in str(manifest)
+    assert manifest.content["failures"][0].startswith("a.jsonl:101: not valid JSON") and str(tmp_path) not in str(
+        manifest
+    )
     assert {source for _, source in written(tmp_path / "out")} == {"web"}
     (tmp_path / "raw" / "a.jsonl").write_bytes(data)
     with pytest.raises(UserError, match="made from other inputs"):
@@ -103,18 +105,18 @@ def test_several_inputs(tmp_path):
     for i in range(40):
         (tmp_path / "raw" / f"{i}.txt").write_text(f"raw {i}")
     folder = make_folder(tmp_path / "in", a=numbered(50))
-    manifest = split_documents([folder, tmp_path / "raw"], tmp_path / "out", HALF, source="web")
+    manifest, _ = split_documents([folder, tmp_path / "raw"], tmp_path / "out", HALF, source="web")
     assert set(manifest.inputs) == {"a", "web"} and manifest.counts["kept"] == 90
 
 
 def test_no_share_no_split(tmp_path):
-    manifest = split_documents(make_folder(tmp_path / "in", a=numbered(20)), tmp_path / "out", SplitConfig(0.0, 0.0))
+    manifest, _ = split_documents(make_folder(tmp_path / "in", a=numbered(20)), tmp_path / "out", SplitConfig(0.0, 0.0))
     assert list(manifest.counts["splits"]) == ["train"] and set(written(tmp_path / "out")) == {("train", "a")}
 
 
 def test_a_source_without_documents_in_a_split_is_told(tmp_path, caplog):
     lonely = next(text for text in numbered(100) if side(text, HALF) == "train")
-    manifest = split_documents(make_folder(tmp_path / "in", a=numbered(100), b=[lonely]), tmp_path / "out", HALF)
+    manifest, _ = split_documents(make_folder(tmp_path / "in", a=numbered(100), b=[lonely]), tmp_path / "out", HALF)
     assert manifest.counts["splits"]["test"]["b"] == {"documents": 0, "bytes": 0}
     assert "the source b has no document in test" in caplog.text
     assert not (tmp_path / "out" / "test" / "b.jsonl.zst").exists()
