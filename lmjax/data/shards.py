@@ -5,17 +5,13 @@
                          documents.array_record     record i = JSON {id, source, meta} of document i, for `lmjax trace`
     OUT/manifest.json                               counts, and the size and sha256 of each file
 
-Documents are shuffled once, here: they are stored in the order of a keyed hash of their ids. Lines go to temporary buckets by
-the first bits of the hash, then each bucket is sorted in memory, so memory is one bucket and the order depends on the seed
-and the ids alone, not on the order of the input, the number of buckets or of workers. What reads shards is in `source.py`.
+Documents are shuffled once, here (`shuffle.py`), and encoded in any number of processes: the bytes do not depend on it. What
+reads shards is in `source.py`.
 """
 
 import collections
 import contextlib
 import dataclasses
-import hashlib
-import io
-import itertools
 import json
 import multiprocessing
 import os
@@ -23,32 +19,35 @@ import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import zstandard
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+from etils import epath
 
 from lmjax.config import did_you_mean, is_free, to_dict
 from lmjax.data.config import ShardsConfig
+from lmjax.data.document import Document, to_bytes
+from lmjax.data.read import SUFFIX, read_written
+from lmjax.data.shuffle import collect, deal
 from lmjax.errors import UserError
 from lmjax.files import Manifest, read_manifest, run_stage, sha256_file
 from lmjax.tokenizers.base import Tokenizer
+from lmjax.tokenizers.build import load
 
 OFFSETS, DOCUMENTS = "offsets.npy", "documents.array_record"
 IDS_WRITER = "group_size:1,uncompressed"  # random access: one read is one document, and nothing to decode
 RECORDS_WRITER = "group_size:64"  # read rarely
-KEY_CHARACTERS = 32  # of the hash that orders the documents, in hex
-MAX_BUCKETS = 512  # open files at one time
-BUCKET_BYTES = 1 << 25  # compressed input in a bucket: a few hundred MB of text
-TASK_BYTES = 1 << 20  # JSON lines that a worker encodes at a time
+BUCKET_BYTES = 1 << 28  # of text that is sorted in memory
+TASK_BYTES = 1 << 20  # of JSON lines that a worker encodes at a time; less text than that is not worth a process
 
 Progress = Callable[[str, int, int], None]  # ("train/code", documents done, documents in all)
+Encode = Callable[[Iterable[list[bytes]]], Iterator[list]]  # blocks of JSON lines → blocks of Encoded, in order
 
 
 def write_shards(
     documents: os.PathLike | str,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | os.PathLike | str,
     out: os.PathLike | str,
     config: ShardsConfig,
     progress: Progress | None = None,
@@ -57,7 +56,7 @@ def write_shards(
 
     Args:
       documents: holds `<split>/<source>.jsonl.zst` and the manifest.
-      tokenizer: is pickled to the encoding processes.
+      tokenizer: one, or the folder that holds it; is pickled to the encoding processes.
       out: a folder on a disk (or a mounted bucket): shards are read by random access and memory maps.
       progress: called after each encoded block.
 
@@ -67,25 +66,21 @@ def write_shards(
     Raises:
       UserError: another output stands in `out`, or the documents are not what their manifest says.
     """
-    documents, out = local(documents), local(out)
-    inputs = {
-        "documents": read_manifest(documents, "split").fingerprint(),
-        "tokenizer": tokenizer.fingerprint(),
-    }
+    documents, out = epath.Path(documents), local(out)
+    tokenizer = load(tokenizer) if isinstance(tokenizer, str | os.PathLike) else tokenizer
+    made = read_manifest(documents, "split")
+    inputs = {"documents": made.fingerprint(), "tokenizer": tokenizer.fingerprint()}
     decides = {key: value for key, value in to_dict(config).items() if not is_free(ShardsConfig, key)}
 
-    def make(folder: os.PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
+    def make(folder: epath.Path) -> tuple[dict[str, Any], dict[str, Any]]:
         encoding = Encoding.of(tokenizer, config)
-        paths = sorted(documents.glob("*/*.jsonl.zst"))
         splits: dict[str, dict[str, Any]] = {}
-        small = sum(path.stat().st_size for path in paths) // TASK_BYTES  # starting a process costs more than a block
-        with encoder(encoding, min(config.num_workers, small)) as encode:
-            for path in paths:
-                split, source = path.parent.name, path.name.removesuffix(".jsonl.zst")
-                target = pathlib.Path(folder) / split / source
-                splits.setdefault(split, {})[source] = write_source(path, target, encode, config, progress)
-        if not splits:
-            raise UserError(f"{documents} holds no <split>/<source>.jsonl.zst")
+        with encoder(encoding, min(config.num_workers, made.counts["bytes"] // TASK_BYTES)) as encode:
+            for split, sources in made.counts["splits"].items():
+                splits[split] = {}
+                for source, amount in sources.items():
+                    given = Given(f"{split}/{source}", written(documents, made, split, source), amount["bytes"])
+                    splits[split][source] = write_source(given, pathlib.Path(folder), encode, config, progress)
         totals = [source for split in splits.values() for source in split.values()]
         counts = {key: sum(total[key] for total in totals) for key in ("documents", "tokens", "bytes")}
         content = {
@@ -110,64 +105,37 @@ def local(folder: os.PathLike | str) -> pathlib.Path:
     return pathlib.Path(folder)
 
 
-# ---------------------------------------------------------------------------------------------------------------- shuffling
+class Given(NamedTuple):
+    """One source of one split, to be written."""
+
+    name: str  # "<split>/<source>"
+    documents: Iterable[Document]
+    text_bytes: int
 
 
-def write_source(path: pathlib.Path, folder: pathlib.Path, encode, config: ShardsConfig, progress: Progress | None):
-    """Shuffles and encodes one source of one split; returns its part of the manifest."""
-    split, source = path.parent.name, folder.name
+def written(folder: epath.Path, made: Manifest, split: str, source: str) -> Iterable[Document]:
+    """The documents of a source of a split; one that got none has no file."""
+    name = f"{split}/{source}{SUFFIX}"
+    sha256 = made.content["files"].get(name)
+    return () if sha256 is None else read_written(folder / name, sha256)
+
+
+def write_source(
+    given: Given, out: pathlib.Path, encode: Encode, config: ShardsConfig, progress: Progress | None
+) -> dict[str, Any]:
+    """Shuffles and encodes a source; returns its part of the manifest."""
+    folder = out / given.name
     folder.mkdir(parents=True)
-    key = hashlib.sha256(f"{config.seed}/{split}/{source}".encode()).digest()
     with tempfile.TemporaryDirectory(dir=folder, prefix=".shuffle-") as scratch:
-        buckets = fill_buckets(path, pathlib.Path(scratch), key)
-        total = sum(count for _, count in buckets)
+        num_buckets = 1 + given.text_bytes // BUCKET_BYTES
+        buckets, total = deal(given.documents, f"{config.seed}/{given.name}", pathlib.Path(scratch), num_buckets)
         writer = SourceWriter(folder, total, config.shard_tokens)
-        for block in encode(blocks(shuffled_lines(buckets, path))):
+        for block in encode(blocks(collect(buckets, given.name))):
             for document in block:
                 writer.add(document)
             if progress is not None:
-                progress(f"{split}/{source}", writer.documents, total)
-    return writer.close()
-
-
-def fill_buckets(path: pathlib.Path, scratch: pathlib.Path, key: bytes) -> list[tuple[pathlib.Path, int]]:
-    """Deals the lines of a file to buckets by the first bits of their keyed hash: [(bucket, number of lines)]."""
-    number = min(MAX_BUCKETS, 1 + path.stat().st_size // BUCKET_BYTES)
-    paths, counts = [scratch / f"{i:03d}" for i in range(number)], [0] * number
-    with contextlib.ExitStack() as stack:
-        buckets: list[BinaryIO] = [stack.enter_context(bucket.open("wb")) for bucket in paths]
-        for line in read_lines(path):
-            digest = hashlib.blake2b(document_id(line), key=key, digest_size=KEY_CHARACTERS // 2).digest()
-            bucket = int.from_bytes(digest[:4], "big") * number >> 32
-            buckets[bucket].write(digest.hex().encode() + line.rstrip(b"\n") + b"\n")
-            counts[bucket] += 1
-    return list(zip(paths, counts, strict=True))
-
-
-def read_lines(path: pathlib.Path) -> Iterator[bytes]:
-    """The JSON lines of a zstd file, over all its frames."""
-    with path.open("rb") as file:
-        stream = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-        for line in io.BufferedReader(stream, 1 << 20):
-            if line.strip():
-                yield line
-
-
-def document_id(line: bytes) -> bytes:
-    """The id of a JSON line as bytes."""
-    return json.loads(line)["id"].encode("utf-8", "surrogatepass")
-
-
-def shuffled_lines(buckets: Sequence[tuple[pathlib.Path, int]], path: pathlib.Path) -> Iterator[bytes]:
-    """Lines in the order of their hashes; two documents with one id are a `UserError`."""
-    for bucket, _ in buckets:
-        with bucket.open("rb") as file:
-            lines = sorted(file)
-        for previous, line in itertools.pairwise(lines):
-            if previous[:KEY_CHARACTERS] == line[:KEY_CHARACTERS]:
-                raise UserError(f"{path}: two documents have the id {json.loads(line[KEY_CHARACTERS:])['id']!r}")
-        yield from (line[KEY_CHARACTERS:] for line in lines)
-        bucket.unlink()
+                progress(given.name, writer.documents, total)
+        return writer.close()
 
 
 # ----------------------------------------------------------------------------------------------------------------- encoding
@@ -211,7 +179,7 @@ class Encoding:
         if ids.size and not 0 <= ids.min() <= ids.max() < self.tokenizer.vocab_size:
             raise ValueError(f"document {document['id']!r}: ids {ids.min()} to {ids.max()} leave the vocabulary")
         kept = {key: document.get(key) for key in ("id", "source", "meta")}
-        text_bytes = len(document["text"].encode("utf-8", "surrogatepass"))
+        text_bytes = len(to_bytes(document["text"]))
         return Encoded(ids.astype(self.dtype).tobytes(), ids.size, text_bytes, json.dumps(kept).encode())
 
 
@@ -229,7 +197,7 @@ def blocks(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 @contextlib.contextmanager
-def encoder(encoding: Encoding, num_workers: int) -> Iterator[Callable]:
+def encoder(encoding: Encoding, num_workers: int) -> Iterator[Encode]:
     """A function blocks of lines → blocks of documents in the same order, in this process or in `num_workers` others."""
     if num_workers <= 1:
         yield lambda tasks: map(encoding, tasks)

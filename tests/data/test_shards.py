@@ -10,6 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 import pytest
+from etils import epath
 from tiny_shards import BARE, Bytes, make_shards, random_texts, write_split
 
 from lmjax.data import shards as shards_module
@@ -17,6 +18,7 @@ from lmjax.data.config import ShardsConfig
 from lmjax.data.shards import verify_shards, write_shards
 from lmjax.data.source import MAX_OPEN_SHARDS, open_reader, open_source, open_sources
 from lmjax.errors import UserError
+from lmjax.tokenizers.byte import ByteTokenizer
 
 TEXTS = random_texts(200, seed=0)
 
@@ -86,39 +88,40 @@ def test_long_documents_make_large_shards_and_are_never_cut(tmp_path):
     assert 2 <= len(source.shards) <= 3
 
 
-# --------------------------------------------------------------------------------------------------------------- shuffling
-
-
-def test_order_is_shuffled_by_seed_alone(tmp_path, monkeypatch):
-    def order(name, texts, seed=0):
-        return list(texts_of(open_source(make_shards(tmp_path / name, {"code": texts}, seed=seed), "train", "code")))
-
-    ids = [f"code-{i}" for i in range(len(TEXTS))]
-    first = order("a", TEXTS)
-    assert sorted(first) == sorted(ids) and first != ids
-    assert order("other seed", TEXTS, seed=1) not in (first, ids)
-    monkeypatch.setattr(shards_module, "BUCKET_BYTES", 64)
-    assert order("many buckets", TEXTS) == first
-    assert [i for i in order("more documents", [*TEXTS, "new"]) if i != "code-200"] == first
-
-
-def test_order_is_uniform(tmp_path):
-    """Where the first of four documents lands, over many seeds."""
-    landed = np.zeros(4)
-    documents = write_split(tmp_path / "documents", {"train": {"code": list("abcd")}})
-    for seed in range(200):
-        write_shards(documents, BARE, tmp_path / f"{seed}", ShardsConfig(seed=seed, num_workers=0))
-        order = list(texts_of(open_source(tmp_path / f"{seed}", "train", "code")))
-        landed[order.index("code-0")] += 1
-    assert landed.min() > 25 and landed.max() < 75  # 50 expected, standard deviation 6
-
-
-def test_two_documents_with_one_id_are_refused(tmp_path):
-    documents = write_split(tmp_path / "documents", {"train": {"code": ["a", "b"]}})
+def test_damaged_documents_are_refused(tmp_path):
+    documents = write_split(tmp_path / "documents", {"train": {"code": TEXTS}})
     path = documents / "train" / "code.jsonl.zst"
-    path.write_bytes(path.read_bytes() * 2)  # a second zstd frame
-    with pytest.raises(UserError, match=r"code\.jsonl\.zst: two documents have the id 'code-\d'"):
-        write_shards(documents, BARE, tmp_path / "shards", ShardsConfig(num_workers=0))
+    data = path.read_bytes()
+    other = write_split(tmp_path / "other", {"train": {"code": TEXTS[:-1]}}) / "train" / "code.jsonl.zst"
+    for kept in (data[:-1], data[: len(data) // 2], other.read_bytes()):
+        path.write_bytes(kept)
+        with pytest.raises(UserError, match=r"train/code.jsonl.zst is"):
+            write_shards(documents, BARE, tmp_path / "shards", ShardsConfig())
+    path.unlink()
+    with pytest.raises(UserError, match=r"train/code.jsonl.zst"):
+        write_shards(documents, BARE, tmp_path / "shards", ShardsConfig())
+    path.write_bytes(data)
+    write_shards(documents, BARE, tmp_path / "shards", ShardsConfig())  # what was left unfinished is made anew
+    verify_shards(tmp_path / "shards")
+
+
+def test_the_order_is_the_seeds(tmp_path):
+    def order(name, seed):
+        return list(texts_of(open_source(make_shards(tmp_path / name, {"code": TEXTS}, seed=seed), "train", "code")))
+
+    first = order("a", 0)
+    assert sorted(first) == sorted(f"code-{i}" for i in range(len(TEXTS)))
+    assert first == order("again", 0) != order("other", 1)
+
+
+def test_a_tokenizer_from_its_folder(tmp_path):
+    ByteTokenizer().save(epath.Path(tmp_path) / "tokenizer")
+    documents = write_split(tmp_path / "documents", {"train": {"code": TEXTS}})
+    manifest, _ = write_shards(documents, tmp_path / "tokenizer", tmp_path / "shards", ShardsConfig())
+    source = open_source(tmp_path / "shards", "train", "code")
+    assert source.tokenizer == ByteTokenizer().fingerprint() == manifest.inputs["tokenizer"]
+    ids = source.read(np.array([7]))[0]
+    assert ByteTokenizer().decode(ids) == TEXTS[source.document(7)["meta"]["number"]]
 
 
 # ----------------------------------------------------------------------------------------------------------------- workers
@@ -162,7 +165,13 @@ def test_a_finished_folder_is_skipped_for_the_same_input_only(tmp_path):
 
 
 def test_empty_sources(tmp_path):
-    folder = make_shards(tmp_path, {"code": [], "docs": ["", ""]})
+    documents = write_split(tmp_path / "documents", {"train": {"code": [], "docs": ["", ""]}})
+    (documents / "train" / "code.jsonl.zst").unlink()  # as `lmjax split` leaves a source that got nothing
+    manifest = json.loads((documents / "manifest.json").read_text())
+    del manifest["content"]["files"]["train/code.jsonl.zst"]
+    (documents / "manifest.json").write_text(json.dumps(manifest))
+    folder = tmp_path / "shards"
+    write_shards(documents, BARE, folder, ShardsConfig())
     code, docs = open_sources([folder], "train")
     assert (code.num_documents, code.num_tokens, code.shards, code.read(np.arange(0))) == (0, 0, (), [])
     assert (docs.num_documents, docs.num_tokens) == (2, 0)

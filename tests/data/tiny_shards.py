@@ -2,15 +2,15 @@
 
 import dataclasses
 import hashlib
-import json
 import random
 
 import numpy as np
-import zstandard
 
 from lmjax.data.config import ShardsConfig
+from lmjax.data.document import Document
+from lmjax.data.read import write_documents
 from lmjax.data.shards import write_shards
-from lmjax.files import Manifest, write_manifest
+from lmjax.files import Manifest, sha256_file, write_manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,17 +50,15 @@ def random_texts(count: int, seed: int, longest: int = 60) -> list[str]:
 
 def write_split(folder, splits):
     """{split: {source: texts}} as documents; the id of text i is `<source>-i`."""
+    files, counts = {}, {split: {} for split in splits}
     for split, sources in splits.items():
         for source, texts in sources.items():
-            lines = [
-                json.dumps({"id": f"{source}-{i}", "text": text, "source": source, "meta": {"number": i}}) + "\n"
-                for i, text in enumerate(texts)
-            ]
-            path = folder / split / f"{source}.jsonl.zst"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(zstandard.ZstdCompressor().compress("".join(lines).encode()))
-    digest = hashlib.sha256(repr(splits).encode()).hexdigest()
-    write_manifest(folder, Manifest("split", {}, {}, {}, {"made_of": digest}, "", 0.0))
+            name = f"{split}/{source}.jsonl.zst"
+            documents = (Document(f"{source}-{i}", text, source, {"number": i}) for i, text in enumerate(texts))
+            counts[split][source] = write_documents(folder / name, documents)
+            files[name] = sha256_file(folder / name)
+    size = sum(source["bytes"] for sources in counts.values() for source in sources.values())
+    write_manifest(folder, Manifest("split", {}, {}, {"bytes": size, "splits": counts}, {"files": files}, "", 0.0))
     return folder
 
 
