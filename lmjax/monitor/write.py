@@ -25,6 +25,7 @@ from lmjax.monitor.progress import Progress
 METRICS = "metrics.jsonl"
 SUPERSEDED = "metrics.superseded.jsonl"
 TENSORBOARD = "tensorboard"
+FLUSH_S = 5.0  # seconds that TensorBoard may lag behind the record
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -225,6 +226,7 @@ class Events:
         self.event, self.summary, self.session = event_pb2.Event, summary_pb2.Summary, event_pb2.SessionLog
         folder.mkdir(parents=True, exist_ok=True)
         self.file = event_file_writer.EventsWriter(os.fspath(folder / "events"), f".{uuid.uuid4().hex[:8]}")
+        self.flushed_at = -math.inf
         started = self.session(status=self.session.START)
         self.file.write_event(self.event(wall_time=time.time(), step=purge_step, session_log=started))
 
@@ -233,7 +235,9 @@ class Events:
         values = [self.summary.Value(tag=name, simple_value=value) for name, value in row.items() if name != "step"]
         event = self.event(wall_time=time.time(), step=row["step"], summary=self.summary(value=values))
         self.file.write_event(event)
-        self.file.flush()
+        if time.monotonic() - self.flushed_at >= FLUSH_S:  # a flush waits for the disk: milliseconds
+            self.file.flush()
+            self.flushed_at = time.monotonic()
 
     def close(self) -> None:
         """Ends the file."""
