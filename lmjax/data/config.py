@@ -28,7 +28,7 @@ class TokenizerConfig:
     """`lmjax tokenizer`: train one, or import one."""
 
     kind: Literal["byte", "sentencepiece", "hf"] = "sentencepiece"  # hf: a `tokenizer.json`
-    path: str | None = None  # import this .model or tokenizer.json instead of training
+    path: str | None = free(None)  # import this .model or tokenizer.json instead of training; its content is an input
     algorithm: Literal["bpe", "unigram"] = "bpe"  # sentencepiece only
     vocab_size: int = 4096  # pieces, special ones and 256 bytes included
     split_scripts: bool = True  # letters, digits and signs stay apart; off: pieces like `self.assertEqual(`, for code
@@ -39,6 +39,10 @@ class TokenizerConfig:
         need(
             self.kind != "hf" or self.path is not None, "config.kind='hf' imports: set config.path to a tokenizer.json"
         )
+        need(
+            self.kind != "byte" or self.path is None, "config.kind='byte' has nothing to import: leave config.path out"
+        )
+        need(self.sample_bytes > 0, f"config.sample_bytes={self.sample_bytes} must be positive")
         need(self.kind == "byte" or self.vocab_size > 300, f"config.vocab_size={self.vocab_size} must exceed 300")
 
 

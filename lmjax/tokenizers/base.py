@@ -6,6 +6,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from etils import epath
 
+from lmjax.files import write_json
+
+SPECIAL_TOKENS = ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>", "<sep>")  # ids 0 … 5 of the tokenizers made here
+METADATA = "tokenizer_kind.json"  # what a folder's tokenizer is; the kind's own file stands beside it
+
 
 @runtime_checkable
 class Tokenizer(Protocol):
@@ -30,3 +35,17 @@ class Tokenizer(Protocol):
 
     def fingerprint(self) -> str:
         """Hex sha256 of all that decides the ids."""
+
+
+def write_metadata(tokenizer: Tokenizer, kind: str, folder: epath.Path) -> None:
+    """Ends a `save`: says which kind reads the folder, and the fingerprint that must come out."""
+    ids = {name: getattr(tokenizer, name) for name in ("vocab_size", "pad_id", "bos_id", "eos_id")}
+    write_json(folder / METADATA, {"kind": kind, **ids, "fingerprint": tokenizer.fingerprint()})
+
+
+def as_list(ids: Sequence[int] | np.ndarray, vocab_size: int) -> list[int]:
+    """Ids as Python integers; one outside the vocabulary is a `ValueError`, never another token."""
+    ids = np.asarray(ids, np.int64).reshape(-1)
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise ValueError(f"ids from {ids.min()} to {ids.max()} leave the vocabulary of {vocab_size}")
+    return ids.tolist()
