@@ -40,6 +40,7 @@ class Loop:
     save_every: int
     max_skipped: int  # steps in a row that may be skipped for not being finite
     skipped: int = 0  # in a row, so far
+    timed: bool = False  # whether the first step is over
 
     def run(self, state: TrainState, start: int, stop: int) -> tuple[TrainState, int]:
         """Runs steps start … stop - 1.
@@ -52,7 +53,6 @@ class Loop:
           SaveError: a checkpoint could not be written.
         """
         pending: tuple[int, Metrics] | None = None
-        self.speed.restart()
         for step in range(start, stop):
             with self.speed.waiting():
                 number, batch = next(self.batches)
@@ -88,6 +88,9 @@ class Loop:
         """Fetches a step's values, stops the run if they are not finite, writes a row where due."""
         values = jax.device_get(metrics)
         self.speed.step(self.tokens_per_step)
+        if not self.timed:  # the first step's time is the compiler's
+            self.timed = True
+            self.speed.restart()
         self.skipped = self.skipped + 1 if values["train/skipped"] else 0
         if done % self.log_every == 0 or self.skipped:
             self.writer.write(done, self.tokens(done) | values | self.speed.read())
