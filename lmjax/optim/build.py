@@ -14,9 +14,7 @@ from lmjax.optim.config import OptimConfig
 
 def adamw(config: OptimConfig) -> optax.GradientTransformation:
     """Loshchilov & Hutter, 2019 (1711.05101)."""
-    return optax.adamw(
-        1.0, config.b1, config.b2, config.epsilon, weight_decay=config.weight_decay, mask=decay(config)
-    )
+    return optax.adamw(1.0, config.b1, config.b2, config.epsilon, weight_decay=config.weight_decay, mask=decay(config))
 
 
 def lion(config: OptimConfig) -> optax.GradientTransformation:
