@@ -11,6 +11,7 @@ import difflib
 import json
 import os
 import re
+import traceback
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -57,23 +58,40 @@ def from_file(path: str) -> dict[str, Any]:
         near = difflib.get_close_matches(path, list_configs(os.path.dirname(path)), n=1, cutoff=0)
         raise UserError(f"no config file {path!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     namespace: dict[str, Any] = {"__file__": os.path.abspath(path), "__name__": "lmjax_config"}
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         source = file.read()
     try:
         exec(compile(source, path, "exec"), namespace)
+        if not callable(namespace.get("get_config")):
+            raise UserError(f"{path} defines no get_config()")
+        config = plain(namespace["get_config"]())
     except SyntaxError as error:
         raise UserError(f"{path}:{error.lineno}: {error.msg}") from error
-    if "get_config" not in namespace:
-        raise UserError(f"{path} defines no get_config()")
-    config = namespace["get_config"]()
-    return config.to_dict() if hasattr(config, "to_dict") else dict(config)
+    except UserError:
+        raise
+    except Exception as error:  # the file is the user's own code: whatever it raises is theirs to mend
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        message = " ".join(str(error).split())
+        raise UserError(f"{path}:{lines[-1] if lines else 1}: {type(error).__name__}: {message}") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: get_config() must return a ConfigDict, not {type(config).__name__}")
+    return config
+
+
+def plain(value: Any) -> Any:
+    """ConfigDicts and dicts, at any depth, as dicts."""
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
 
 
 def list_configs(folder: str) -> list[str]:
     """Config files beside a mistyped one, for did-you-mean."""
-    if not os.path.isdir(folder):
+    if not os.path.isdir(folder or "."):
         return []
-    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(".py")]
+    return [os.path.join(folder, name) for name in sorted(os.listdir(folder or ".")) if name.endswith(".py")]
 
 
 def set_override(values: dict[str, Any], override: str) -> None:
@@ -105,9 +123,11 @@ def build(cls: type[T], values: Mapping[str, Any], name: str = "config") -> T:
     for field in known.values():
         if field.name in values:
             arguments[field.name] = convert(values[field.name], hints[field.name], f"{name}.{field.name}")
-        elif dataclasses.is_dataclass(hints[field.name]) and field.default is MISSING:
+        elif field.default is not MISSING or field.default_factory is not MISSING:
+            continue
+        elif dataclasses.is_dataclass(hints[field.name]):
             arguments[field.name] = build(hints[field.name], {}, f"{name}.{field.name}")
-        elif field.default is MISSING and field.default_factory is MISSING:
+        else:
             raise UserError(f"{name}.{field.name} must be given ({describe(hints[field.name])})")
     return cls(**arguments)
 
@@ -141,7 +161,7 @@ def convert(value: Any, hint: Any, name: str) -> Any:
         return tuple(convert(item, parts[0], f"{name}[{i}]") for i, item in enumerate(value))
     if origin is dict and isinstance(value, Mapping):
         return {str(key): convert(item, parts[1], f"{name}.{key}") for key, item in value.items()}
-    if hint is float and type(value) is int:
+    if hint is float and type(value) is int and abs(value) < 1 << 1023:  # what a float holds
         return float(value)
     if isinstance(hint, type) and type(value) is hint:
         return value
@@ -165,7 +185,7 @@ def parse(text: str, hint: Any) -> Any:
         return [Text(part) for part in text.split(",") if part]
     try:
         value = ast.literal_eval(text.replace("_", "") if re.fullmatch(r"[\d_.eE+-]+", text) else text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return Text(text)
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)  # 1e6 on a command line means a million

@@ -57,7 +57,8 @@ def write_atomic(path: os.PathLike | str, data: bytes | str) -> None:
 
 def write_json(path: os.PathLike | str, value: Any) -> None:
     """Writes readable JSON atomically."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    write_atomic(path, text.encode("utf-8", "backslashreplace"))  # a lone surrogate (of a file name) becomes its escape
 
 
 def read_json(path: os.PathLike | str) -> Any:
@@ -66,7 +67,7 @@ def read_json(path: os.PathLike | str) -> Any:
     if not path.exists():
         raise UserError(f"no such file: {path}")
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_bytes())
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}); was it cut short?") from error
 
@@ -160,12 +161,18 @@ def run_stage(
             f"{folder} holds an output made from other {' and '.join(changed)}; choose another --out or remove it"
         )
     marker = folder / UNFINISHED  # only a folder of ours is ever emptied
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; choose another --out")
     if folder.exists() and any(folder.iterdir()) and not marker.exists():
         raise UserError(f"{folder} is not empty and is not the output of a stage; choose another --out")
-    if folder.exists():
-        folder.rmtree()
-    folder.mkdir(parents=True)
-    marker.write_text(stage)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        marker.write_text(stage)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
+    for child in list(folder.iterdir()):  # the marker stays: a kill in here leaves the folder ours
+        if child.name != UNFINISHED:
+            child.rmtree() if child.is_dir() else child.unlink()
     start = time.monotonic()
     counts, content = make(folder)
     seconds = round(time.monotonic() - start, 3)
