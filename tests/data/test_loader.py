@@ -112,10 +112,10 @@ def test_workers_give_the_same_batches(reader, num_workers):
     assert step == 19
 
 
-def test_the_reader_pickles_small_and_without_open_files(reader):
+def test_the_reader_pickles_small_and_without_open_files(shards, reader):
     reader(0)  # opens files, maps offsets, builds tables
     data = pickle.dumps(reader)
-    assert len(data) < 5000
+    assert len(data) == len(pickle.dumps(reader_of(shards))) < 5000
     assert_same(pickle.loads(data)(11), reader(11))
 
 
@@ -196,17 +196,17 @@ def test_the_fingerprint_is_of_what_decides_the_batches(shards, reader, tmp_path
         reader_of(shards, weights={name: 10 * w for name, w in WEIGHTS.items()}).fingerprint() == reader.fingerprint()
     )
     other = make_shards(tmp_path / "other", SOURCES | {"short": ["abd"]}, Bytes(), shard_tokens=1000)
-    stages = (StageConfig(0, WEIGHTS), StageConfig(5, WEIGHTS))
+    stages = [(StageConfig(0, WEIGHTS), StageConfig(step, WEIGHTS)) for step in (5, 6)]
     config = DataConfig(shards=(str(shards),), seq_len=T, weights=WEIGHTS)
     changed = [
         reader_of(other),
         reader_of(shards, seq_len=T + 1),
         reader_of(shards, weights={}),
-        reader_of(shards, weights={}, stages=stages),
+        *(reader_of(shards, weights={}, stages=both) for both in stages),
         build_train_reader(config, B + 1, SEED),
         build_train_reader(config, B, SEED + 1),
     ]
-    assert len({other.fingerprint() for other in [reader, *changed]}) == 7
+    assert len({other.fingerprint() for other in [reader, *changed]}) == 8
 
 
 # ---------------------------------------------------------------------------------------------------------------- wiring
