@@ -56,6 +56,10 @@ class ShardsConfig:
     seed: int = 0  # of the one shuffle of the documents
     num_workers: int = free(2)  # encoding processes; the shards do not depend on it
 
+    def __post_init__(self):
+        need(self.shard_tokens >= 1, f"config.shard_tokens={self.shard_tokens} must be at least 1")
+        need(self.num_workers >= 0, f"config.num_workers={self.num_workers} must not be negative")
+
 
 @dataclasses.dataclass(frozen=True)
 class StageConfig:
@@ -84,6 +88,8 @@ class DataConfig:
 
     def __post_init__(self):
         need(self.seq_len >= 2, f"config.data.seq_len={self.seq_len} must be at least 2")
+        need(self.num_workers >= 0, f"config.data.num_workers={self.num_workers} must not be negative")
+        need(self.prefetch >= 0, f"config.data.prefetch={self.prefetch} must not be negative")
         need(not (self.weights and self.stages), "config.data: give weights or stages, not both")
         steps = [stage.from_step for stage in self.stages]
         need(
