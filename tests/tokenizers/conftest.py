@@ -20,12 +20,12 @@ def source_texts() -> list[str]:
     return [path.read_text(encoding="utf-8") for path in sorted((ROOT / "lmjax").rglob("*.py"))]
 
 
-def train_imported(texts: list[str]) -> bytes:
+def train_imported(texts: list[str], **options) -> bytes:
     """A model as others train it: NFKC, a space put before the text, spaces in a row joined, no bytes."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=(line for text in texts for line in text.split("\n") if line),
-        model_writer=model, vocab_size=500, model_type="bpe", minloglevel=2, num_threads=1,
+        model_writer=model, vocab_size=500, model_type="bpe", minloglevel=2, num_threads=1, **options,
     )  # fmt: skip
     return model.getvalue()
 
@@ -48,12 +48,13 @@ def train_hf(texts: list[str]) -> str:
 
 @pytest.fixture(scope="session")
 def tokenizers():
-    """Name → tokenizer; `imported` keeps a normalizer, the others lose nothing."""
+    """Name → tokenizer; `imported` and `llama` (which has bytes) keep a normalizer, the others lose nothing."""
     texts = source_texts()
     return {
         "byte": ByteTokenizer(),
         "bpe": SentencePieceTokenizer(train_model(texts, TokenizerConfig(vocab_size=600))),
         "unigram": SentencePieceTokenizer(train_model(texts, TokenizerConfig(vocab_size=600, algorithm="unigram"))),
         "imported": SentencePieceTokenizer(train_imported(texts)),
+        "llama": SentencePieceTokenizer(train_imported(texts, byte_fallback=True)),
         "hf": HfTokenizer(train_hf(texts)),
     }

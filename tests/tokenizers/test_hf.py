@@ -42,6 +42,9 @@ def test_other_families(names, bos, eos, pad):
 
 
 def test_a_piece_with_a_special_name_is_no_special_token():
+    added = hf_library.Tokenizer(hf_library.models.BPE())
+    added.add_tokens(["<s>", "a"])
+    assert HfTokenizer(added.to_str()).bos_id is None
     built = HfTokenizer(hf_library.Tokenizer(hf_library.models.BPE({"<s>": 0, "a": 1}, [])).to_str())
     assert built.bos_id is None and built.vocab_size == 2
 

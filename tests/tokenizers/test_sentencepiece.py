@@ -8,11 +8,12 @@ from lmjax.tokenizers.sentencepiece import SentencePieceTokenizer
 
 
 def test_which_models_lose_nothing(tokenizers):
-    assert tokenizers["bpe"].lossless and tokenizers["unigram"].lossless and not tokenizers["imported"].lossless
+    lossless = {name for name, tokenizer in tokenizers.items() if getattr(tokenizer, "lossless", False)}
+    assert lossless == {"bpe", "unigram"}
 
 
 def test_ids_are_the_librarys_own_where_it_can_carry_the_text(tokenizers):
-    for name in ("bpe", "unigram", "imported"):
+    for name in ("bpe", "unigram", "imported", "llama"):
         tokenizer = tokenizers[name]
         for text in ("def f(x):\n    return x\n", "नमस्ते <eos>", "  two  spaces\t", ""):
             assert tokenizer.encode(text).tolist() == tokenizer.processor.encode(text)

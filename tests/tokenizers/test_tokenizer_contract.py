@@ -13,7 +13,7 @@ from lmjax.tokenizers.base import METADATA, Tokenizer
 from lmjax.tokenizers.build import KINDS, load
 from lmjax.tokenizers.report import HARD_STRINGS
 
-NAMES = ["byte", "bpe", "unigram", "imported", "hf"]
+NAMES = ["byte", "bpe", "unigram", "imported", "llama", "hf"]
 LOSSLESS = ["byte", "bpe", "unigram"]
 
 

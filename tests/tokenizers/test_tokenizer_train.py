@@ -54,6 +54,9 @@ def test_trained_tokenizer(documents, tmp_path):
     for name, sha256 in manifest.content["files"].items():
         assert sha256_file(tmp_path / "out" / name) == sha256
     assert set(manifest.content["files"]) == {"tokenizer.model", "tokenizer_kind.json", "report.json"}
+    train = [d for s in "ab" for d in read_written(documents / "train" / f"{s}.jsonl.zst")]
+    assert manifest.counts["sample_documents"] == len(train)
+    assert manifest.counts["sample_bytes"] == sum(len(document.text) for document in train)
     report = read_json(tmp_path / "out" / "report.json")
     assert set(report["sources"]) == {"a", "b"} and report["lossy_strings"] == 0
     validation = list(read_written(documents / "validation" / "a.jsonl.zst"))
