@@ -146,20 +146,18 @@ def train(config: RunConfig, workdir: os.PathLike | str, distributed: bool = Fal
             total_steps=config.train.steps,
             primary=multihost.is_primary(),
         )
-        with writer:
-            loop = build_loop(parts, reader, workdir, record, writer, request, start, stop)
+        with writer, save.Saver(workdir, config.checkpoint, record) as saver:
+            loop = build_loop(parts, reader, saver, writer, request, start, stop)
             for note in [*notes, *more, *describe(parts, loop.speed)]:
                 writer.say(note)
             _, done = loop.run(state, start, stop)
-            loop.saver.close()
     return done
 
 
 def build_loop(
     parts: Parts,
     reader: loader.StepReader,
-    workdir: epath.Path,
-    record: dict[str, Any],
+    saver: save.Saver,
     writer: Writer,
     request: multihost.StopRequest,
     start: int,
@@ -174,7 +172,7 @@ def build_loop(
         step=steps.build_step(config, parts.loss, parts.optimizer, parts.schedule, parts.mesh, parts.shardings),
         batches=multihost.on_devices(host_batches, parts.batch_sharding, batch_rows),
         evaluate=build_evaluate(parts),
-        saver=save.Saver(workdir, config.checkpoint, record),
+        saver=saver,
         writer=writer,
         speed=Speed(flops_per_token(config.model, data.seq_len).training, peak),
         should_stop=request.reached,

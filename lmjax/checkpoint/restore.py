@@ -50,6 +50,8 @@ def restore(workdir: os.PathLike | str, abstract: Any, step: int | None = None) 
         path = epath.Path(workdir) / CHECKPOINTS / str(candidate)
         try:
             metadata = ocp.metadata(path)
+            if metadata.metadata is None:
+                raise ValueError("the description of its arrays is damaged")
             compare(path, metadata.metadata, abstract)
             state = ocp.load(path, abstract)
         except UserError:

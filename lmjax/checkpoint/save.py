@@ -8,6 +8,7 @@ of data and tokenizer, and the code version.
 import os
 from typing import Any
 
+import jax
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
@@ -22,7 +23,7 @@ class SaveError(RunError):
 
 
 class Saver:
-    """Writes checkpoints of one run; close it, or the save in flight is lost."""
+    """Writes checkpoints of one run. A context manager: leaving it waits for the save in flight, which else is lost."""
 
     def __init__(self, workdir: os.PathLike | str, config: CheckpointConfig, metadata: dict[str, Any]):
         """
@@ -83,3 +84,11 @@ class Saver:
         """Waits for the save in flight, then lets go of the folder."""
         self.wait()
         self.checkpointer.close()
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        # The others of several processes will not come to the barrier of a save that this one can no longer finish.
+        if kind is None or jax.process_count() == 1:
+            self.close()

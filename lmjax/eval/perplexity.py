@@ -8,7 +8,7 @@ bytes of the text, so models with different tokenizers compare. Over a part of t
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import numpy as np
@@ -44,7 +44,7 @@ def predicted_tokens(source: Source) -> int:
     return source.num_tokens - int(np.count_nonzero(lengths))
 
 
-def source_likelihood(step: EvalStep, params: dict, source: Source, batches: Sequence[Batch]) -> Likelihood:
+def source_likelihood(step: EvalStep, params: dict, source: Source, batches: Iterable[Batch]) -> Likelihood:
     """Runs the batches of a source; its mean loss stands for all its tokens (exact where all its rows are run)."""
     sums = [step(params, batch) for batch in batches]
     nll, weight = (math.fsum(float(getattr(s, name)) for s in jax.device_get(sums)) for name in ("nll", "weight"))
@@ -54,7 +54,7 @@ def source_likelihood(step: EvalStep, params: dict, source: Source, batches: Seq
     return Likelihood(nll / weight * tokens, tokens, source.num_bytes)
 
 
-def evaluate(step: EvalStep, params: dict, sources: Mapping[str, tuple[Source, Sequence[Batch]]]) -> dict[str, float]:
+def evaluate(step: EvalStep, params: dict, sources: Mapping[str, tuple[Source, Iterable[Batch]]]) -> dict[str, float]:
     """`eval/…` over all sources and `eval/<source>/…` for each.
 
     Args:

@@ -11,7 +11,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key
 
 from lmjax.config import need
 
@@ -46,7 +46,7 @@ def filtered(logits: Float[Array, "B V"], sampling: Sampling) -> tuple[Float[Arr
 
 
 def sample(
-    logits: Float[Array, "B V"], sampling: Sampling, keys: PRNGKeyArray, num_ids: int | None = None
+    logits: Float[Array, "B V"], sampling: Sampling, keys: Key[Array, " B"], num_ids: int | None = None
 ) -> Int[Array, "B"]:
     """One id for each row.
 
