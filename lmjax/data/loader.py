@@ -130,7 +130,7 @@ class EvalBatches(Sequence):
     source: Source
     seq_len: int
     batch_rows: int
-    max_rows: int | None = None  # the first rows only: documents are already in random order
+    max_rows: int | None = None  # that many rows only, spread evenly over the source
     rows: tuple[int, ...] | None = None  # this host's indices into the global batch; none: all
 
     def __len__(self) -> int:

@@ -197,9 +197,13 @@ def num_eval_rows(source: Source, seq_len: int, max_rows: int | None = None) -> 
 
 
 def eval_rows(source: Source, seq_len: int, rows: Integer[np.ndarray, " B"], max_rows: int | None = None) -> Batch:
-    """Rows of a source in stored order, without shift and without wrap; those past the last are padding of weight 0."""
-    starts = rows.astype(np.int64) * seq_len
-    past = rows >= num_eval_rows(source, seq_len, max_rows)
+    """Rows of a source in stored order, without shift and without wrap; those past the last are padding of weight 0.
+
+    With `max_rows` they are spread evenly over the source: its first rows may all be of one long document.
+    """
+    total, count = num_eval_rows(source, seq_len), num_eval_rows(source, seq_len, max_rows)
+    past = rows >= count
+    starts = rows.astype(np.int64) * total // max(count, 1) * seq_len
     widths = np.where(past, 0, np.minimum(source.num_tokens - starts, seq_len + 1))
     packed = Rows(len(rows), seq_len)
     packed.fill(source, np.arange(len(rows)), starts, widths)

@@ -256,7 +256,7 @@ def test_empty_corpora(tmp_path):
 def test_evaluation_batches(shards, hosts, max_rows):
     source = open_source(shards, "train", "docs")
     count = min(num_eval_rows(source, T), max_rows or 10**9)
-    expected = eval_rows(source, T, np.arange(count))
+    expected = eval_rows(source, T, np.arange(count), max_rows)
     per_host = 4 // hosts
     parts = [
         EvalBatches(source, T, 4, max_rows, tuple(range(host * per_host, (host + 1) * per_host)))

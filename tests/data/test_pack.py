@@ -232,7 +232,16 @@ def test_evaluation_rows_past_the_end_are_padding(source):
     assert batch.segment_ids[0].any() and not any(array[1:].any() for array in batch)
     assert num_eval_rows(source, 16, max_rows=3) == 3 and num_eval_rows(source, 16, max_rows=10**6) == count
     limited = eval_rows(source, 16, np.arange(5), max_rows=3)
-    assert limited.segment_ids[2].all() and not limited.segment_ids[3:].any()
+    assert limited.segment_ids[2].any() and not limited.segment_ids[3:].any()
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7])
+def test_limited_evaluation_rows_are_spread_over_the_source(source, limit):
+    count = num_eval_rows(source, 16)
+    whole = eval_rows(source, 16, np.arange(count))
+    limited = eval_rows(source, 16, np.arange(limit), max_rows=limit)
+    for row in range(limit):
+        np.testing.assert_array_equal(limited.tokens[row], whole.tokens[row * count // limit])
 
 
 @pytest.mark.parametrize("text", ["a", "ab", "abcd", "abcde"])
