@@ -7,10 +7,13 @@ VENV="${VENV:-.venv}"
 EXTRAS="${EXTRAS:-test}"
 
 if [ ! -x "$VENV/bin/python" ]; then
-  PYTHON="${PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v python3 || true)}"
-  [ -n "$PYTHON" ] || { echo "setup: no python3 found; install Python 3.11 or newer" >&2; exit 2; }
-  "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    { echo "setup: $PYTHON is $("$PYTHON" -V 2>&1); Python 3.11 or newer is needed (set PYTHON=…)" >&2; exit 2; }
+  if [ -z "${PYTHON:-}" ]; then
+    for candidate in python3.11 python3.12 python3; do
+      if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then PYTHON="$candidate"; break; fi
+    done
+  fi
+  "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    { echo "setup: Python 3.11 or newer is needed; install it, or set PYTHON=/path/to/python" >&2; exit 2; }
   echo "setup: making $VENV with $("$PYTHON" -V)"
   "$PYTHON" -m venv "$VENV"
 fi
