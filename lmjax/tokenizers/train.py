@@ -151,8 +151,9 @@ def train_model(texts: Iterable[str], config: TokenizerConfig) -> bytes:
             add_dummy_prefix=False,
             byte_fallback=True,
             allow_whitespace_only_pieces=True,
-            split_by_unicode_script=config.split_scripts,
-            split_by_number=config.split_scripts,
+            split_digits=config.split_digits,
+            shrinking_factor=0.5,  # unigram: with one EM step a round, a third of the time for the same quality
+            num_sub_iterations=1,
             max_sentence_length=4 * SENTENCE_CHARACTERS,
             num_threads=1,
             minloglevel=2,

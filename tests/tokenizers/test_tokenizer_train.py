@@ -114,13 +114,18 @@ def test_white_space_gets_pieces(tokenizers):
         assert len(tokenizer.encode(text)) <= most, repr(text)
 
 
-def test_split_scripts():
-    texts = [*words(0, 100), "call(x)\n" * 2000]
+def test_split_digits():
+    texts = [*words(0, 100), "2024\n" * 2000]
     lengths = {}
     for split in (True, False):
-        model = train_model(texts, TokenizerConfig(vocab_size=400, split_scripts=split))
-        lengths[split] = len(SentencePieceTokenizer(model).encode("call(x)\n"))
-    assert lengths[False] <= 2 and lengths[True] >= 4  # call ( x )
+        model = train_model(texts, TokenizerConfig(vocab_size=400, split_digits=split))
+        lengths[split] = len(SentencePieceTokenizer(model).encode("2024"))
+    assert lengths == {True: 4, False: 1}
+
+
+def test_no_sentence_is_lost_for_its_length():
+    texts = [*words(0, 100), " ".join(["needle"] * 3000)]  # far past the trainer's own limit for a sentence
+    assert len(SentencePieceTokenizer(train_model(texts, SMALL)).encode(" needle")) == 1
 
 
 # ----------------------------------------------------------------------------------------------------------------- importing
