@@ -4,11 +4,12 @@ Exit codes: 0 done; 2 the user's mistake, in one line; 1 anything else.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from lmjax import __version__
 from lmjax import config as configs
@@ -21,7 +22,9 @@ def corpus(args: argparse.Namespace) -> None:
     """Write the built-in corpus: this Python's own source and its documentation."""
     from lmjax.data.corpus import make_corpus
 
-    made(args.out, *make_corpus(args.out, max_bytes=args.max_bytes))
+    with working("reading this Python's source and documentation"):
+        result = make_corpus(args.out, max_bytes=args.max_bytes)
+    made(args.out, *result)
 
 
 def split(args: argparse.Namespace) -> None:
@@ -29,7 +32,9 @@ def split(args: argparse.Namespace) -> None:
     from lmjax.data.config import SplitConfig
     from lmjax.data.split import split_documents
 
-    made(args.out, *split_documents(args.documents, args.out, stage_config(SplitConfig, args), source=args.source))
+    with working("splitting documents"):
+        result = split_documents(args.documents, args.out, stage_config(SplitConfig, args), source=args.source)
+    made(args.out, *result)
 
 
 def tokenizer(args: argparse.Namespace) -> None:
@@ -37,7 +42,9 @@ def tokenizer(args: argparse.Namespace) -> None:
     from lmjax.data.config import TokenizerConfig
     from lmjax.tokenizers.train import train_tokenizer
 
-    made(args.out, *train_tokenizer(args.documents, args.out, stage_config(TokenizerConfig, args)))
+    with working("making the tokenizer"):
+        result = train_tokenizer(args.documents, args.out, stage_config(TokenizerConfig, args))
+    made(args.out, *result)
 
 
 def tokenize(args: argparse.Namespace) -> None:
@@ -45,7 +52,11 @@ def tokenize(args: argparse.Namespace) -> None:
     from lmjax.data.config import ShardsConfig
     from lmjax.data.shards import write_shards
 
-    made(args.out, *write_shards(args.documents, args.tokenizer, args.out, stage_config(ShardsConfig, args)))
+    with working("tokenizing") as update:
+        progress = lambda part, done, total: update(f"tokenizing {part}: {done:,} of {total:,} documents")  # noqa: E731
+        config = stage_config(ShardsConfig, args)
+        result = write_shards(args.documents, args.tokenizer, args.out, config, progress)
+    made(args.out, *result)
 
 
 def train(args: argparse.Namespace) -> None:
@@ -62,7 +73,8 @@ def evaluate(args: argparse.Namespace) -> None:
     """Loss, perplexity and bits per byte of a run on a whole held-out split."""
     from lmjax import run
 
-    result = run.evaluate(args.workdir, args.split, args.step, args.overrides)
+    with working(f"evaluating all of the {args.split} split"):
+        result = run.evaluate(args.workdir, args.split, args.step, args.overrides)
     if args.json:
         print(json.dumps(result))
     else:
@@ -113,6 +125,18 @@ def quickstart(args: argparse.Namespace) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------ output
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """A live line with the time on a terminal's stderr while a stage runs; yields what changes its text."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(text)
+        yield lambda text: progress.update(task, description=text)
 
 
 def made(out: str, manifest, skipped: bool) -> None:

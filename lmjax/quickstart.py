@@ -29,6 +29,7 @@ from lmjax.train.config import RunConfig
 
 CONFIG = "configs/pretrain/tiny.py"
 TOKENIZER_CONFIG = "configs/tokenizer/bpe_4k.py"
+HELD_OUT = ("--config.validation=0.04", "--config.test=0.04")  # enough of it to tell models apart
 KILL_AFTER_STEPS = 20  # past the first checkpoint: enough to see that work is lost and done again
 PROMPTS = (
     "def read_config(path):\n",
@@ -85,7 +86,7 @@ class Quickstart:
     def data(self) -> None:
         """Raw text to shards."""
         self.data_stage("corpus", "corpus")
-        self.data_stage("split", "documents", "--documents", str(self.out / "corpus"))
+        self.data_stage("split", "documents", "--documents", str(self.out / "corpus"), *HELD_OUT)
         documents = ("--documents", str(self.out / "documents"))
         self.data_stage("tokenizer", "tokenizer", "--config", TOKENIZER_CONFIG, *documents)
         self.data_stage("tokenize", "shards", *documents, "--tokenizer", str(self.out / "tokenizer"))

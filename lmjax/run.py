@@ -194,6 +194,10 @@ def build_evaluate(parts: Parts, split: str | None = None, max_rows: int | str |
     """
     config = parts.config
     rows_of_batch = config.eval.batch_size or config.train.batch_size
+    replicas = parts.batch_sharding.num_devices // parts.mesh.shape["tensor"]
+    configs.need(
+        rows_of_batch % replicas == 0, f"config.eval.batch_size={rows_of_batch} does not divide over {replicas} devices"
+    )
     local = multihost.local_rows(parts.batch_sharding, rows_of_batch)
     limit = config.eval.rows if max_rows == "config" else max_rows
     step = steps.build_eval_step(parts.loss, parts.mesh, parts.shardings)
