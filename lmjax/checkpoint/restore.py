@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from lmjax.checkpoint.layout import CHECKPOINTS, steps
+from lmjax.checkpoint.layout import folder, steps
 from lmjax.errors import RunError, UserError
 
 MISMATCHES_SHOWN = 8
@@ -47,7 +47,7 @@ def restore(workdir: os.PathLike | str, abstract: Any, step: int | None = None) 
         raise UserError(f"{workdir} holds no checkpoint: is it the workdir of a run that saved?")
     unreadable: list[str] = []
     for candidate in [step] if step is not None else reversed(found):
-        path = epath.Path(workdir) / CHECKPOINTS / str(candidate)
+        path = folder(workdir) / str(candidate)
         try:
             metadata = ocp.metadata(path)
             if metadata.metadata is None:
@@ -68,7 +68,7 @@ def set_aside(workdir: os.PathLike | str, newer_than: int) -> None:
     """Renames unreadable checkpoints, so that the run can write their steps again; nothing is deleted."""
     for step in steps(workdir):
         if step > newer_than:
-            path = epath.Path(workdir) / CHECKPOINTS / str(step)
+            path = folder(workdir) / str(step)
             path.rename(path.parent / f"{step}.unreadable")
 
 

@@ -9,11 +9,10 @@ import os
 from typing import Any
 
 import jax
-from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from lmjax.checkpoint import retain
-from lmjax.checkpoint.layout import CHECKPOINTS
+from lmjax.checkpoint.layout import folder
 from lmjax.errors import RunError
 from lmjax.train.config import CheckpointConfig
 
@@ -32,7 +31,7 @@ class Saver:
           config: how many to keep.
           metadata: JSON values that every checkpoint carries.
         """
-        self.folder = epath.Path(workdir) / CHECKPOINTS
+        self.folder = folder(workdir)
         self.metadata = metadata
         self.pending: tuple[int, Any] | None = None
         self.last_good: int | None = None
