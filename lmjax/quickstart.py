@@ -28,7 +28,7 @@ from lmjax.monitor.write import read_metrics
 from lmjax.train.config import RunConfig
 
 CONFIG = "configs/pretrain/tiny.py"
-TOKENIZER_CONFIG = "configs/tokenizer/bpe_4k.py"
+TOKENIZER_CONFIG = "configs/tokenizer/unigram_4k.py"
 HELD_OUT = ("--config.validation=0.04", "--config.test=0.04")  # enough of it to tell models apart
 KILL_AFTER_STEPS = 20  # past the first checkpoint: enough to see that work is lost and done again
 PROMPTS = (

@@ -4,7 +4,7 @@
     docs    the language reference's prose (`pydoc_data.topics`), one document a topic, and the docstrings, one a module
 
 The same installation gives the same bytes, whoever runs it and wherever it lies. A module's docstrings stand in both
-sources, so a score on held-out docs is not independent of the code that was trained on.
+sources: they are one group with its code, so that `lmjax split` puts both on the same side.
 """
 
 import ast
@@ -152,12 +152,12 @@ def collect(root: pathlib.Path, paths: list[pathlib.Path]) -> Corpus:
     for path in paths:
         name = path.relative_to(root).as_posix()
         module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        meta = {"path": name, "module": module, "license": LICENSE}
+        meta = {"path": name, "module": module, "license": LICENSE, "group": name}
         try:
             text = decode_source(path.read_bytes())
             if name == TOPICS:
                 for topic, prose in read_topics(text).items():
-                    corpus.add("docs", f"topics/{topic}", prose.strip() + "\n", meta)
+                    corpus.add("docs", f"topics/{topic}", prose.strip() + "\n", meta | {"group": f"topics/{topic}"})
                 continue
             new = corpus.add("code", name, text, meta)
             if new and not {"test", "tests"} & set(module.split(".")):  # whose docstrings are labels

@@ -53,9 +53,12 @@ def split_documents(
     return run_stage(out, "split", fingerprints, to_dict(config), lambda folder: write_splits(readers, folder, config))
 
 
-def side(text: str, config: SplitConfig) -> str:
-    """The split that a text belongs to."""
-    u = draw(text, "split", config.seed)
+def side(document: Document, config: SplitConfig) -> str:
+    """The split that a document belongs to: by its text, or by its `meta["group"]` where it has one.
+
+    A group holds what must not be divided, such as a module's source and its docstrings.
+    """
+    u = draw(str(document.meta.get("group", document.text)), "split", config.seed)
     if u < config.test:
         return "test"
     return "validation" if u < config.test + config.validation else "train"
@@ -147,7 +150,7 @@ def write_source(
     writers: dict[str, DocumentWriter] = {}
     with contextlib.ExitStack() as stack:
         for document in documents:
-            split = side(document.text, config)
+            split = side(document, config)
             if split not in writers:
                 writers[split] = stack.enter_context(DocumentWriter(folder / split / f"{source}{SUFFIX}"))
             writers[split].write(document)

@@ -71,9 +71,12 @@ def test_what_becomes_of_each_file(library, tmp_path):
         "path": "test/test_shapes.py",
         "module": "test.test_shapes",
         "license": "PSF-2.0",
+        "group": "test/test_shapes.py",
     }
     assert list(docs) == ["docstrings/copy_of_shapes", "topics/assert", "topics/break"]
     assert docs["topics/assert"].text == "The assert statement\n"
+    assert docs["docstrings/copy_of_shapes"].meta["group"] == "copy_of_shapes.py"
+    assert docs["topics/assert"].meta["group"] == "topics/assert"
     counts = manifest.counts
     assert counts["sources"]["code"]["documents"] == 6 and counts["sources"]["docs"]["documents"] == 3
     assert counts["duplicates"] == 1 and counts["failed"] == len(manifest.content["failures"]) == 3

@@ -32,6 +32,10 @@ def written(out):
     }
 
 
+def text_only(text):
+    return Document("id", text, "a")
+
+
 def numbered(n, start=0):
     return [f"text {i} \ud800\u2028" for i in range(start, start + n)]
 
@@ -42,7 +46,7 @@ def test_every_document_arrives_once_on_its_side(tmp_path):
     found = written(tmp_path / "out")
     assert set(found) == {(split, source) for split in SPLITS for source in "ab"}
     for (split, source), documents in found.items():
-        assert all(side(document.text, HALF) == split and document.source == source for document in documents)
+        assert all(side(document, HALF) == split and document.source == source for document in documents)
         assert [d.meta["n"] for d in documents] == sorted(d.meta["n"] for d in documents)  # the order is kept
         size = sum(len(document.text.encode("utf-8", "surrogatepass")) for document in documents)
         assert manifest.counts["splits"][split][source] == {"documents": len(documents), "bytes": size}
@@ -54,8 +58,20 @@ def test_every_document_arrives_once_on_its_side(tmp_path):
         assert sha256_file(tmp_path / "out" / name) == digest
 
 
+def test_a_group_is_not_divided(tmp_path):
+    """A module's code and its docstrings: other texts, other sources, one side."""
+    for source in "ab":
+        documents = [Document(f"{i}", f"{source} {i}", source, {"group": f"module {i}"}) for i in range(200)]
+        write_documents(tmp_path / "in" / f"{source}.jsonl.zst", documents)
+    files = {f"{source}.jsonl.zst": sha256_file(tmp_path / "in" / f"{source}.jsonl.zst") for source in "ab"}
+    write_manifest(tmp_path / "in", Manifest("corpus", {}, {}, {}, {"files": files}, "", 0.0))
+    split_documents(tmp_path / "in", tmp_path / "out", HALF)
+    ids = {key: {document.id for document in documents} for key, documents in written(tmp_path / "out").items()}
+    assert all(ids[split, "a"] == ids[split, "b"] for split in SPLITS) and len(ids["train", "a"]) < 200
+
+
 def test_shares_are_met():
-    sides = [side(text, HALF) for text in numbered(5000)]
+    sides = [side(text_only(text), HALF) for text in numbered(5000)]
     assert abs(sides.count("test") / 5000 - 0.3) < 0.02 and abs(sides.count("validation") / 5000 - 0.2) < 0.02
 
 
@@ -71,7 +87,7 @@ def test_copies_agree_and_new_documents_move_none(tmp_path):
 def test_another_seed_is_another_split():
     texts = numbered(2000)
     other = SplitConfig(validation=0.2, test=0.3, seed=1)
-    same = sum(side(text, HALF) == side(text, other) for text in texts) / 2000
+    same = sum(side(text_only(text), HALF) == side(text_only(text), other) for text in texts) / 2000
     assert abs(same - (0.5**2 + 0.2**2 + 0.3**2)) < 0.04
 
 
@@ -115,7 +131,7 @@ def test_no_share_no_split(tmp_path):
 
 
 def test_a_source_without_documents_in_a_split_is_told(tmp_path, caplog):
-    lonely = next(text for text in numbered(100) if side(text, HALF) == "train")
+    lonely = next(text for text in numbered(100) if side(text_only(text), HALF) == "train")
     manifest, _ = split_documents(make_folder(tmp_path / "in", a=numbered(100), b=[lonely]), tmp_path / "out", HALF)
     assert manifest.counts["splits"]["test"]["b"] == {"documents": 0, "bytes": 0}
     assert "the source b has no document in test" in caplog.text
@@ -132,7 +148,7 @@ def fails(match, *arguments, **kwargs):
 
 
 def test_too_few_documents(tmp_path):
-    text = next(text for text in numbered(100) if side(text, HALF) == "train")
+    text = next(text for text in numbered(100) if side(text_only(text), HALF) == "train")
     folder = make_folder(tmp_path / "in", a=[text])
     fails(r"none of the 1 documents fell into validation .*raise config\.validation", folder, tmp_path / "out", HALF)
 
