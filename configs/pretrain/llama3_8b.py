@@ -1,7 +1,7 @@
 """Llama 3 8B (Dubey et al., 2024, arXiv 2407.21783), on 1 trillion tokens of your own shards.
 
-Command   lmjax train --config configs/pretrain/llama3_8b.py --workdir gs://BUCKET/llama3_8b --distributed \\
-              --config.tokenizer=DIR --config.data.shards=DIR --config.monitor.tensorboard=false
+Command   lmjax train --config configs/pretrain/llama3_8b.py --workdir /shared/llama3_8b --distributed \\
+              --config.tokenizer=DIR --config.data.shards=DIR
 Hardware  made for a slice of 64 or more TPU chips; `lmjax plan` on this file gives parameters, FLOPs and memory
 Reached   not yet trained to the end
 """
