@@ -140,16 +140,27 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def made(out: str, manifest, skipped: bool) -> None:
-    """One line about a stage's output."""
-    counts = ", ".join(f"{name} {show_count(value)}" for name, value in manifest.counts.items())
-    print(f"{out}: {'already there' if skipped else f'made in {manifest.seconds:.1f} s'}: {counts}")
+    """A line about a stage's output, and one for each of its parts."""
+    print(
+        f"{out}: {'already there' if skipped else f'made in {manifest.seconds:.1f} s'}: {show_counts(manifest.counts)}"
+    )
+    for name, part in parts(manifest.counts):
+        print(f"  {name}: {show_counts(part)}")
 
 
-def show_count(value: object) -> str:
-    """A count, or counts by name, for people."""
-    if isinstance(value, dict):
-        return "(" + ", ".join(f"{name} {show_count(part)}" for name, part in value.items()) + ")"
-    return f"{value:,}" if isinstance(value, int | float) else str(value)
+def show_counts(counts: dict) -> str:
+    """The counts themselves, without those that are zero."""
+    return ", ".join(f"{name} {value:,}" for name, value in counts.items() if isinstance(value, int | float) and value)
+
+
+def parts(counts: dict, prefix: str = "") -> Iterator[tuple[str, dict]]:
+    """(`train/code`, its counts) for the innermost dicts of nested counts."""
+    for name, value in counts.items():
+        if isinstance(value, dict):
+            inner = f"{prefix}{name}/" if prefix or name not in ("sources", "splits") else ""
+            yield from parts(value, inner)
+            if value and not any(isinstance(part, dict) for part in value.values()):
+                yield inner.rstrip("/"), value
 
 
 def show_likelihoods(result: dict, split: str) -> None:

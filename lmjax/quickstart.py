@@ -74,22 +74,24 @@ class Quickstart:
 
     # ------------------------------------------------------------------------------------------------------ data
 
-    def data_stage(self, verb: str, folder: str, *words: str) -> None:
-        """One data stage: its own manifest says whether it is done."""
+    def data_stage(self, verb: str, folder: str, made: str, *words: str) -> None:
+        """One data stage: its own manifest says whether it is done; `made` is filled with its counts."""
         where = self.out / folder
         start, done = time.monotonic(), (where / files.MANIFEST).exists()
         self.call(verb, *words, "--out", str(where))
         counts = files.read_manifest(where).counts
-        made = ", ".join(f"{name} {value:,}" for name, value in counts.items() if isinstance(value, int))
-        self.rows.append(Row(folder, None if done else time.monotonic() - start, made, str(where)))
+        self.rows.append(Row(verb, None if done else time.monotonic() - start, made.format(**counts), str(where)))
 
     def data(self) -> None:
         """Raw text to shards."""
-        self.data_stage("corpus", "corpus")
-        self.data_stage("split", "documents", "--documents", str(self.out / "corpus"), *HELD_OUT)
-        documents = ("--documents", str(self.out / "documents"))
-        self.data_stage("tokenizer", "tokenizer", "--config", TOKENIZER_CONFIG, *documents)
-        self.data_stage("tokenize", "shards", *documents, "--tokenizer", str(self.out / "tokenizer"))
+        out = self.out
+        self.data_stage("corpus", "corpus", "{documents:,} documents, {bytes:,} bytes")
+        held_out = ("--documents", str(out / "corpus"), *HELD_OUT)
+        self.data_stage("split", "documents", "{documents:,} documents in train, validation and test", *held_out)
+        documents = ("--documents", str(out / "documents"))
+        pieces = ("--config", TOKENIZER_CONFIG, *documents)
+        self.data_stage("tokenizer", "tokenizer", "{vocab_size:,} pieces, {bytes_per_token:.2f} bytes a token", *pieces)
+        self.data_stage("tokenize", "shards", "{tokens:,} tokens", *documents, "--tokenizer", str(out / "tokenizer"))
 
     # ----------------------------------------------------------------------------------------------------- train
 

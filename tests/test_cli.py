@@ -230,15 +230,22 @@ def cluster(words, count, devices=4):
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(line, config, tmp_path, straight):
+def test_two_processes_train_as_one_and_one_goes_on(line, config, tmp_path, straight):
     words = train_words(line, config, tmp_path / "run", "--config.mesh.fsdp=4", "--config.mesh.data=2")
-    ends = [(process.communicate(timeout=300), process.returncode) for process in cluster(words, 2)]
-    assert [code for _, code in ends] == [0, 0], ends
+    for processes in (
+        cluster([*words, "--config.train.stop_at=15"], 2),
+        cluster([*words, "--config.train.stop_at=25"], 2),
+    ):
+        ends = [(process.communicate(timeout=300), process.returncode) for process in processes]
+        assert [code for _, code in ends] == [0, 0], ends
+    alone = start(words, devices=8)
+    out, err = alone.communicate(timeout=300)
+    assert alone.returncode == 0, out + err
     ours, theirs = losses(tmp_path / "run"), losses(straight)
     assert ours.keys() == theirs.keys()
     np.testing.assert_allclose([ours[s] for s in ours], [theirs[s] for s in ours], atol=2e-5)
-    rows = read_metrics(tmp_path / "run")
-    assert len(rows) == len({(row["step"], "eval/loss" in row) for row in rows})  # one process writes
+    rows = [(row["step"], "eval/loss" in row) for row in read_metrics(tmp_path / "run")]
+    assert len(rows) == len(set(rows))  # one process writes
     assert layout.steps(tmp_path / "run")[-1] == 40
 
 
