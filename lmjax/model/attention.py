@@ -116,7 +116,10 @@ class Attention(nnx.Module):
         qkv = dense(x, self.qkv[...], types)
         qkv = qkv + self.qkv_bias[...].astype(qkv.dtype) if config.attention_bias else qkv
         qkv = constrain(qkv, "batch", None, "kv_heads", None, None)
-        q, k, v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
+        group = config.num_heads // config.kv_heads
+        # A split and not three slices, whose gradients would be padded with zeros and added.
+        q, k, v = jnp.split(qkv, [group, group + 1], axis=-2)
+        k, v = k.squeeze(-2), v.squeeze(-2)
         if config.qk_norm:
             q = rms_normalize(q, self.q_norm[...], config.norm_epsilon)
             k = rms_normalize(k, self.k_norm[...], config.norm_epsilon)

@@ -35,7 +35,8 @@ class Mlp(nnx.Module):
         hidden = dense(x, self.up[...], types)
         if self.config.mlp_bias:
             hidden = hidden + self.up_bias[...].astype(hidden.dtype)
-        activation = ACTIVATIONS[self.config.activation](hidden[:, :, 0])
-        activation = activation * hidden[:, :, 1] if self.config.gated else activation
+        first, *second = jnp.unstack(hidden, axis=2)  # not two slices, whose gradients would be padded and added
+        activation = ACTIVATIONS[self.config.activation](first)
+        activation = activation * second[0] if self.config.gated else activation
         out = dense(constrain(activation, "batch", None, "mlp"), self.down[...], types)
         return out + self.down_bias[...].astype(out.dtype) if self.config.mlp_bias else out
