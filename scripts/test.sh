@@ -15,7 +15,8 @@ python - <<'PY'
 import importlib.metadata, platform
 print("python", platform.python_version(), *(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "flax", "grain")), sep="  ")
 PY
-ruff check . && ruff format --check .
+ruff check .
+ruff format --check .
 start=$SECONDS
 if [ "${#arguments[@]}" -eq 0 ] && [ "${#selection[@]}" -eq 0 ]; then
   # The fast ones first, with their own time: a change is answered in minutes.

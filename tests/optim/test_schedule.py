@@ -46,5 +46,5 @@ def test_inverse_square_root():
 
 
 def test_warmup_and_decay_must_fit_into_the_run():
-    with pytest.raises(UserError, match="exceed config.train.steps=100"):
+    with pytest.raises(UserError, match=r"exceed config\.train\.steps=100"):
         values(100, 0, schedule="wsd", warmup_steps=60, decay_steps=50)
