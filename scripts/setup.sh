@@ -29,4 +29,4 @@ if [ "$(cat "$VENV/.lmjax-installed" 2>/dev/null || true)" != "$stamp" ]; then
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c "$CONSTRAINTS" -e ".[$EXTRAS]"
   echo "$stamp" >"$VENV/.lmjax-installed"
 fi
-export PATH="$PWD/$VENV/bin:$PATH"
+export PATH="$(cd "$VENV" && pwd)/bin:$PATH"
