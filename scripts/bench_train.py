@@ -58,7 +58,10 @@ class Bench:
 
     def peer(self) -> Worker | None:
         """A process of PyTorch; none in the short form."""
-        return None if self.quick else Worker(str(HERE / "bench_torch.py"))
+        cold = {
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"
+        }  # its first step is compared with ours, which finds no cache either
+        return None if self.quick else Worker(str(HERE / "bench_torch.py"), cold)
 
 
 def half(config: dict[str, Any]) -> dict[str, Any]:
