@@ -109,8 +109,8 @@ def _forward(q, k, v, segments, softcap):
 def _backward(softcap, saved, d_out):
     q, k, v, segments, out, log_z = saved
     scale = 1.0 / math.sqrt(q.shape[-1])
-    overlap = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1)
     wide = {"preferred_element_type": jnp.float32}
+    overlap = jnp.einsum("...h,...h->...", out, d_out, **wide)  # a product and a sum are slower by far on a CPU
 
     def body(carry, i, j):
         dq, dk, dv = carry
