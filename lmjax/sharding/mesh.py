@@ -3,6 +3,7 @@
 Equations never mention the mesh: `with use(mesh)` makes it ambient, `constrain` names logical axes.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -36,10 +37,14 @@ def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*rules.spec(logical)))
 
 
+def size(axis: str) -> int:
+    """Size of an axis of the ambient mesh; 1 without a mesh."""
+    return dict(jax.sharding.get_abstract_mesh().shape).get(axis, 1)
+
+
 def batch_shards() -> int:
     """How many pieces the rows of a batch are cut into on the ambient mesh."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else rules.num_shards(rules.RULES["batch"], dict(mesh.shape))
+    return math.prod(size(axis) for axis in rules.RULES["batch"])
 
 
 def sharding(mesh: Mesh, logical: tuple[str | None, ...], fsdp: bool = True) -> NamedSharding:
