@@ -232,11 +232,9 @@ def cluster(words, count, devices=4):
 @pytest.mark.slow
 def test_two_processes_train_as_one_and_one_goes_on(line, config, tmp_path, straight):
     words = train_words(line, config, tmp_path / "run", "--config.mesh.fsdp=4", "--config.mesh.data=2")
-    for processes in (
-        cluster([*words, "--config.train.stop_at=15"], 2),
-        cluster([*words, "--config.train.stop_at=25"], 2),
-    ):
-        ends = [(process.communicate(timeout=300), process.returncode) for process in processes]
+    for stop in (15, 25):
+        processes = cluster([*words, f"--config.train.stop_at={stop}"], 2)
+        ends = [(process.communicate(timeout=120), process.returncode) for process in processes]
         assert [code for _, code in ends] == [0, 0], ends
     alone = start(words, devices=8)
     out, err = alone.communicate(timeout=300)
