@@ -177,6 +177,7 @@ def build(name: str, config: dict[str, Any], weights: str, compiled: bool) -> di
 
 def steps(name: str, count: int) -> dict[str, Any]:
     """Seconds a step, and the last loss."""
+    TRAININGS[name].steps(1)  # the first step after a pause pays for the pause
     start = time.perf_counter()
     losses = TRAININGS[name].steps(count)
     return {"step_s": (time.perf_counter() - start) / count, "loss": losses[-1]}
