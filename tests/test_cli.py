@@ -197,8 +197,6 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(line, config, t
     process = start(train_words(line, config, workdir), full)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 1 and "could not be written" in err and "checkpoint 5 is intact" in err, out + err
-    # Orbax's threads tell their own view around it.
-    assert any(line.startswith("lmjax train: the checkpoint of step") for line in err.splitlines())
     last = start(train_words(line, config, workdir))
     out, err = last.communicate(timeout=300)
     assert last.returncode == 0 and "going on from checkpoint 5" in out, out + err

@@ -33,17 +33,18 @@ def dtypes(precision: str, platform: str) -> Dtypes:
 def dense(
     x: Float[Array, "B T *In"], w: Float[Array, "*InOut"], types: Dtypes, in_dims: int = 1
 ) -> Float[Array, "B T *Out"]:
-    """x · w over the last `in_dims` dims of x and the first of w; operands in `types.matmul`, sums in float32."""
+    """x · w over the last `in_dims` dims of x and the first of w; operands in `types.matmul`, the result in `types.activation`."""
     batch, length = x.shape[:2]
     out = w.shape[in_dims:]
     flat = x.astype(types.matmul).reshape(batch * length, -1)
     w = w.astype(types.matmul).reshape(flat.shape[1], *out)
     if mesh.size(TENSOR) > 1:
         # Merging gate and up with an F that is split would gather the whole weight: the dims that come out stay apart.
-        product = jnp.tensordot(flat, w, axes=1)
+        product = jnp.tensordot(flat, w, axes=1, preferred_element_type=types.activation)
     else:
-        product = flat @ w.reshape(flat.shape[1], -1)  # on a CPU this is faster than the same product with more dims
-    return product.astype(types.activation).reshape(batch, length, *out)
+        # On a CPU this is faster than the same product with more dims.
+        product = jnp.matmul(flat, w.reshape(flat.shape[1], -1), preferred_element_type=types.activation)
+    return product.reshape(batch, length, *out)
 
 
 def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Float[Array, "..."]:

@@ -42,8 +42,9 @@ class HeadConfig(NamedTuple):
 
 
 def _logits(x: Float[Array, "B T D"], w: Float[Array, "D V"], types: Dtypes) -> Float[Array, "B T V"]:
-    flat = x.reshape(-1, x.shape[-1]).astype(types.matmul) @ w.astype(types.matmul)
-    return constrain(flat.astype(jnp.float32).reshape(*x.shape[:-1], w.shape[-1]), "batch", None, "vocab")
+    flat = x.reshape(-1, x.shape[-1]).astype(types.matmul)
+    flat = jnp.matmul(flat, w.astype(types.matmul), preferred_element_type=jnp.float32)
+    return constrain(flat.reshape(*x.shape[:-1], w.shape[-1]), "batch", None, "vocab")
 
 
 def _chunk_sums(x, w, targets, weights, head: HeadConfig):
