@@ -211,6 +211,17 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
     assert not np.allclose(one, other) and not np.allclose(one, plain)
 
 
+def test_every_layer_drops_other_elements():
+    """All weights 0 but the MLP's last bias of 1: an element counts the layers that kept it, 0, 1 or 2 of two."""
+    config = dataclasses.replace(SMALL, num_layers=2, dropout=0.5, mlp_bias=True)
+    params = jax.tree.map(jnp.zeros_like, decoder.init(config, jax.random.key(0)))
+    params["layers"]["mlp"]["down_bias"] += 1.0
+    params["final_norm"]["scale"] += 1.0
+    tokens, positions = rows()
+    hidden, _ = decoder.forward(config, params, tokens, positions, Mask(), FLOAT32, key=jax.random.key(0))
+    assert len(np.unique(np.asarray(hidden[0, 0]).round(4))) == 3
+
+
 def test_initial_scales():
     deep = dataclasses.replace(SMALL, d_model=96, num_heads=6, num_layers=8, init_std=0.02)
     std = {}
