@@ -19,7 +19,7 @@ from lmjax.model import decoder
 from lmjax.model.attention import Mask
 from lmjax.model.blockwise import soft_cap
 from lmjax.model.config import ModelConfig
-from lmjax.model.dense import Dtypes
+from lmjax.model.dense import Dtypes, dense
 from lmjax.sharding.mesh import batch_shards, constrain
 
 
@@ -42,9 +42,7 @@ class HeadConfig(NamedTuple):
 
 
 def _logits(x: Float[Array, "B T D"], w: Float[Array, "D V"], types: Dtypes) -> Float[Array, "B T V"]:
-    flat = x.reshape(-1, x.shape[-1]).astype(types.matmul)
-    flat = jnp.matmul(flat, w.astype(types.matmul), preferred_element_type=jnp.float32)
-    return constrain(flat.reshape(*x.shape[:-1], w.shape[-1]), "batch", None, "vocab")
+    return constrain(dense(x, w, types).astype(jnp.float32), "batch", None, "vocab")
 
 
 def _chunk_sums(x, w, targets, weights, head: HeadConfig):
