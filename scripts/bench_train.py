@@ -19,6 +19,8 @@ from typing import Any
 from bench_harness import Row, Sampler, Worker, environment, ratio, show, write
 from rich.console import Console
 
+from lmjax.cli import HUGE_PAGES
+
 HERE = pathlib.Path(__file__).parent
 COMMAND = "python scripts/bench_train.py --only {}"
 LLAMA = {
@@ -54,7 +56,8 @@ class Bench:
     def ours(self, devices: int = 1) -> Worker:
         """A process of lmjax with so many virtual devices."""
         flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"} if devices > 1 else {}
-        return Worker(str(HERE / "bench_lmjax.py"), {"JAX_PLATFORMS": "cpu", **flags})
+        as_train_does = {"GLIBC_TUNABLES": HUGE_PAGES}
+        return Worker(str(HERE / "bench_lmjax.py"), {"JAX_PLATFORMS": "cpu", **as_train_does, **flags})
 
     def peer(self) -> Worker | None:
         """A process of PyTorch; none in the short form."""

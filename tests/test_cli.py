@@ -265,3 +265,15 @@ def test_sigterm_to_one_process_ends_all_at_the_same_step(line, config, tmp_path
 def test_a_mistake_on_several_processes_ends_them_all(line, config, tmp_path):
     processes = cluster(train_words(line, config, tmp_path / "run", "--config.model.vocab_size=100"), 2)
     assert [process.wait(timeout=120) for process in processes] == [2, 2]
+
+
+def test_train_starts_again_on_huge_pages_once(monkeypatch):
+    started = []
+    monkeypatch.setattr(cli.sys, "platform", "linux")
+    monkeypatch.setattr(cli.sys, "orig_argv", ["python", "-m", "lmjax.cli", "train"])
+    monkeypatch.setattr(cli.os, "execv", lambda path, words: started.append(words))
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=4")
+    cli.use_huge_pages()
+    assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=4:glibc.malloc.hugetlb=1"
+    cli.use_huge_pages()
+    assert started == [[sys.executable, "-m", "lmjax.cli", "train"]]
