@@ -11,7 +11,7 @@ import os
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -160,7 +160,24 @@ def run_stage(
         raise UserError(
             f"{folder} holds an output made from other {' and '.join(changed)}; choose another --out or remove it"
         )
-    marker = folder / UNFINISHED  # only a folder of ours is ever emptied
+    claim(folder, stage)
+    empty(folder)
+    start = time.monotonic()
+    counts, content = make(folder)
+    seconds = round(time.monotonic() - start, 3)
+    manifest = Manifest(stage, inputs, config, counts, content, code_version(), seconds)
+    write_manifest(folder, manifest)
+    (folder / UNFINISHED).unlink()
+    return manifest, False
+
+
+def claim(folder: epath.Path, stage: str) -> None:
+    """Makes a folder ours by a marker, which stands there until its manifest is written.
+
+    Raises:
+      UserError: it holds something else, or cannot be written.
+    """
+    marker = folder / UNFINISHED
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another --out")
     if folder.exists() and any(folder.iterdir()) and not marker.exists():
@@ -170,13 +187,10 @@ def run_stage(
         marker.write_text(stage)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
-    for child in list(folder.iterdir()):  # the marker stays: a kill in here leaves the folder ours
-        if child.name != UNFINISHED:
+
+
+def empty(folder: epath.Path, keep: Sequence[str] = ()) -> None:
+    """Empties a claimed folder but for what `keep` names; the marker stays: a kill in here leaves the folder ours."""
+    for child in list(folder.iterdir()):
+        if child.name not in (UNFINISHED, *keep):
             child.rmtree() if child.is_dir() else child.unlink()
-    start = time.monotonic()
-    counts, content = make(folder)
-    seconds = round(time.monotonic() - start, 3)
-    manifest = Manifest(stage, inputs, config, counts, content, code_version(), seconds)
-    write_manifest(folder, manifest)
-    marker.unlink()
-    return manifest, False

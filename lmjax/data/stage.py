@@ -8,7 +8,6 @@ obey one law, which `Counts.close` asserts wherever a stage has run:
 """
 
 import collections
-import dataclasses
 import logging
 import time
 import traceback
@@ -113,6 +112,7 @@ class Shard(NamedTuple):
     path: Path  # `read_written` reads it
     documents: int
     text_bytes: int  # UTF-8
+    sha256: str = ""  # of the file
 
     @property
     def key(self) -> str:
@@ -161,13 +161,14 @@ class GlobalStage(Stage):
 # ------------------------------------------------------------------------------------------------------------------- counts
 
 
-@dataclasses.dataclass
-class Loss:
-    """A document that a stage dropped or failed on, as the record says it."""
+class Event(NamedTuple):
+    """What a stage did to a document: a line of the record that `lmjax prepare --explain` reads."""
 
     id: str
-    reason: str
-    detail: Any
+    stage: str
+    what: str  # dropped, failed, changed or added
+    reason: str | None = None
+    detail: Any = None
 
 
 class Counts:
@@ -175,11 +176,11 @@ class Counts:
 
     Args:
       stage: its name.
-      record: is called with each loss and its document.
+      record: is called with each event and its document.
     """
 
-    def __init__(self, stage: str, record: Callable[[Loss, Document], None] | None = None):
-        self.stage, self.record = stage, record
+    def __init__(self, stage: str, record: Callable[[Event, Document], None] | None = None):
+        self.stage, self.record = stage, record or (lambda event, document: None)
         self.read = self.added = self.kept = self.failed = self.changed = 0
         self.bytes_read = self.bytes_kept = 0  # UTF-8 of the texts
         self.dropped: collections.Counter = collections.Counter()
@@ -202,28 +203,34 @@ class Counts:
             self.drop(document, verdict)
             return
         if isinstance(verdict, Document):
-            self.changed += verdict.text is not document.text and verdict.text != document.text
-            self.keep(verdict)
+            self.keep(document, verdict)
             yield verdict
             return
         if not verdict:
             raise RuntimeError(f"{self.stage}: a document without a successor must be dropped with a reason")
         self.added += len(verdict) - 1
         for successor in verdict:
-            self.keep(successor)
+            if successor.id != document.id:
+                self.record(Event(successor.id, self.stage, "added", None, {"from": document.id}), successor)
+            self.keep(document, successor)
             yield successor
 
-    def keep(self, document: Document) -> None:
-        """One document goes on."""
+    def keep(self, document: Document, successor: Document) -> None:
+        """One document goes on, perhaps changed."""
         self.kept += 1
-        self.bytes_kept += len(to_bytes(document.text))
+        self.bytes_kept += len(to_bytes(successor.text))
+        if successor.text is document.text or successor.text == document.text or successor.id != document.id:
+            return
+        self.changed += 1
+        self.sample("changed", document, lambda: excerpt(successor.text))
+        sizes = {"characters": [len(document.text), len(successor.text)]}
+        self.record(Event(document.id, self.stage, "changed", None, sizes), successor)
 
     def drop(self, document: Document, drop: Drop) -> None:
         """One document ends here."""
         self.dropped[drop.reason] += 1
-        self.sample(drop.reason, document, drop.detail)
-        if self.record is not None:
-            self.record(Loss(document.id, drop.reason, drop.detail), document)
+        self.sample(drop.reason, document, lambda: drop.detail)
+        self.record(Event(document.id, self.stage, "dropped", drop.reason, drop.detail), document)
 
     def fail(self, document: Document, error: Exception) -> None:
         """One document could not be judged: it is set aside, never lost."""
@@ -232,18 +239,12 @@ class Counts:
         if self.failed <= TOLD and not isinstance(error, Failed):
             trace = "".join(traceback.format_exception(error, limit=-2)).rstrip()
             log.warning("%s: document %r failed and is set aside: %s", self.stage, document.id, trace)
-        self.sample("failed", document, why)
-        if self.record is not None:
-            self.record(Loss(document.id, "failed", why), document)
+        self.sample("failed", document, lambda: why)
+        self.record(Event(document.id, self.stage, "failed", None, why), document)
 
-    def sample(self, reason: str, document: Document, detail: Any) -> None:
+    def sample(self, reason: str, document: Document, detail: Callable[[], Any]) -> None:
         """Keeps the documents with the smallest draws of each reason."""
-        kept = self.samples.setdefault(reason, [])
-        number = draw(document.id, f"sample/{reason}", 0)
-        if len(kept) < SAMPLES or number < kept[-1][0]:
-            kept.append((number, document.id, document.text[:SAMPLE_CHARACTERS], detail))
-            kept.sort(key=lambda item: item[:2])
-            del kept[SAMPLES:]
+        add_sample(self.samples.setdefault(reason, []), reason, document, detail)
 
     def close(self) -> dict[str, Any]:
         """The counts as JSON.
@@ -270,6 +271,23 @@ class Counts:
             "samples": dict(sorted(self.samples.items())),
             "seconds": self.seconds,
         }
+
+
+Sample = tuple[float, str, str, Any]  # draw, id, start of the text, detail
+
+
+def excerpt(text: str) -> str:
+    """As much of a text as a sample shows."""
+    return text[:SAMPLE_CHARACTERS]
+
+
+def add_sample(samples: list[Sample], reason: str, document: Document, detail: Callable[[], Any]) -> None:
+    """Keeps the SAMPLES smallest draws, in order: any number of such lists merge to the one of all documents."""
+    number = draw(document.id, f"sample/{reason}", 0)
+    if len(samples) < SAMPLES or number < samples[-1][0]:
+        samples.append((number, document.id, excerpt(document.text), detail()))
+        samples.sort(key=lambda sample: sample[:2])
+        del samples[SAMPLES:]
 
 
 def run(
