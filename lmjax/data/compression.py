@@ -14,10 +14,17 @@ from etils import epath
 from lmjax.errors import UserError
 
 BLOCK_BYTES = 1 << 16  # read at a time, and what a damaged file may lose of the bytes before its fault
+ZSTD_BLOCK_BYTES = (
+    1 << 11
+)  # 4 bytes of zstd may stand for 128 KiB (1 of gzip for 1 KiB): neither fills the memory by one block
 
 
 class Fault(Exception):
-    """Why a file cannot be read to its end, or a record cannot become a document."""
+    """Why a file cannot be read to its end, or a record cannot become a document; `raw` is the record, or its first part."""
+
+    def __init__(self, why: str, raw: bytes = b""):
+        super().__init__(why)
+        self.raw = raw
 
 
 class Compression(NamedTuple):
@@ -26,14 +33,18 @@ class Compression(NamedTuple):
     magic: tuple[bytes, ...]  # any of which opens a file
     new: Callable[[], Any]  # a decompressor of one gzip member or zstd frame
     error: type[Exception]
+    block_bytes: int  # decompressed at a time, and what a damaged file may lose of the bytes before its fault
 
 
 COMPRESSION = {
-    ".gz": Compression((b"\x1f\x8b",), lambda: zlib.decompressobj(wbits=31), zlib.error),
+    ".gz": Compression(
+        (b"\x1f\x8b",), lambda: zlib.decompressobj(wbits=31), zlib.error, 1 << 12
+    ),  # a byte may stand for 1 KiB
     ".zst": Compression(
         (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + i]) + b"\x2a\x4d\x18" for i in range(16))),  # and skippable frames
         lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(),  # as `zstd --long=31` writes
         zstandard.ZstdError,
+        1 << 9,  # 4 bytes may stand for 128 KiB
     ),
 }
 
@@ -56,7 +67,7 @@ def decompressed(blocks: Iterable[bytes], suffix: str, path: epath.Path) -> Iter
         yield from blocks
         return
     stream, started = None, False
-    for block in blocks:
+    for block in small_blocks(blocks, kind.block_bytes):
         while block := block if stream else block.lstrip(b"\0"):  # zeros between frames are padding
             if not started and not block.startswith(kind.magic):
                 raise UserError(f"{path} is not a {suffix} file, whatever its name says")
@@ -70,3 +81,63 @@ def decompressed(blocks: Iterable[bytes], suffix: str, path: epath.Path) -> Iter
             block, stream = stream.unused_data, None
     if stream or not started:
         raise Fault("the file was cut short")
+
+
+def small_blocks(blocks: Iterable[bytes], most: int) -> Iterator[bytes]:
+    """The same bytes in smaller blocks."""
+    for block in blocks:
+        for start in range(0, len(block), most):
+            yield block[start : start + most]
+
+
+def salvaged(blocks: Iterable[bytes], suffix: str, path: epath.Path, opening: bytes) -> Iterator[bytes | Fault]:
+    """The content of a file, a `Fault` in each place where some is missing; gzip goes on at the next member that can be read.
+
+    Args:
+      opening: a member is known by it, where one is looked for after damage: the signature may stand inside another, too.
+
+    Raises:
+      UserError: the file does not begin as its extension says.
+    """
+    if os.path.splitext(suffix)[1] != ".gz":
+        yield from blocks
+        return
+    kind = COMPRESSION[".gz"]
+    stream, seeking, head, first, tail = None, False, b"", True, b""
+    for block in small_blocks(blocks, kind.block_bytes):
+        block = tail + block if seeking and stream is None else block  # a signature may stand across two blocks
+        tail = block[-2:]
+        while block := block if stream else next_member(block, seeking):
+            if first and not block.startswith(kind.magic):
+                raise UserError(f"{path} is not a {suffix} file, whatever its name says")
+            if stream is None:
+                stream, first, head = kind.new(), False, b""
+            try:
+                data = stream.decompress(block)
+            except kind.error as error:
+                if not seeking:
+                    yield Fault(f"the file is damaged ({error})")
+                stream, seeking, block = None, True, block[1:]
+                continue
+            if seeking:
+                head += data
+                if len(head) < len(opening) and not stream.eof:
+                    break
+                if not head.startswith(opening):
+                    stream, block = None, block[1:]
+                    continue
+                seeking, data = False, head
+            yield data
+            if not stream.eof:
+                break
+            block, stream = stream.unused_data, None
+    if (stream or first) and not seeking:
+        yield Fault("the file was cut short")
+
+
+def next_member(block: bytes, seeking: bool) -> bytes:
+    """A block from where a gzip member may begin."""
+    if not seeking:
+        return block.lstrip(b"\0")  # zeros between members are padding
+    at = block.find(b"\x1f\x8b\x08")
+    return block[at:] if at >= 0 else b""

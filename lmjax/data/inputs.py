@@ -12,7 +12,9 @@ from lmjax.errors import UserError
 TEXT_SUFFIXES = (".txt", ".md")  # one document a file
 LINE_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")  # one document a line
 PARQUET_SUFFIX = ".parquet"  # one document a row
-SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, PARQUET_SUFFIX)
+HTML_SUFFIXES = (".html", ".htm", ".xhtml", ".html.gz", ".htm.gz", ".xhtml.gz")  # one document a file
+WARC_SUFFIXES = (".warc", ".warc.gz", ".wet", ".wet.gz")  # one document a record; `x.warc.wet.gz` is a WET file
+SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, PARQUET_SUFFIX, *HTML_SUFFIXES, *WARC_SUFFIXES)
 
 
 def find_files(paths: str | os.PathLike | Sequence[str | os.PathLike]) -> tuple[list[tuple[str, epath.Path]], int]:

@@ -1,25 +1,35 @@
 """Documents in, and their form on disk.
 
-`read_documents` streams text, Markdown, JSON lines (plain, gzip, zstd) and Parquet that someone else wrote: a bad byte becomes
-U+FFFD, a bad record is counted and named and never costs the rest of its file: read = kept + failed. `write_documents` and
-`read_written` are the project's own form, where every fault is an error.
+`read_documents` streams text, Markdown, HTML, JSON lines (plain, gzip, zstd), Parquet, WARC and WET that someone else wrote: a
+bad byte becomes U+FFFD, a bad record is counted, named and set aside, and never costs the rest of its file: read = kept +
+failed. What is in a web archive and is no document (requests, redirects, images) is counted apart, by kind.
+`write_documents` and `read_written` are the project's own form, where every fault is an error.
 """
 
 import codecs
+import collections
 import dataclasses
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import zstandard
 from etils import epath
 
-from lmjax.data.compression import Fault, decompressed, raw_blocks
+from lmjax.data.compression import Fault, decompressed, raw_blocks, salvaged
 from lmjax.data.document import Document, to_bytes
-from lmjax.data.inputs import LINE_SUFFIXES, PARQUET_SUFFIX, find_files, known_suffix
+from lmjax.data.inputs import (
+    HTML_SUFFIXES,
+    LINE_SUFFIXES,
+    PARQUET_SUFFIX,
+    WARC_SUFFIXES,
+    find_files,
+    known_suffix,
+)
+from lmjax.data.web import OPENING, Bad, LeftOut, decode_page, read_archive
 from lmjax.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -27,6 +37,8 @@ log = logging.getLogger(__name__)
 PARQUET_ROWS = 256  # rows of a Parquet file in memory at a time
 ZSTD_LEVEL = 3
 SHOWN = 10  # failures that are told one by one; all are counted
+RECORD_BYTES = 1 << 27  # of a line, a page, a text file: memory holds one, and a larger one fails
+RAW_BYTES = 1 << 20  # of a failed record that are set aside
 SUFFIX = ".jsonl.zst"  # of the project's own form
 
 
@@ -40,14 +52,20 @@ class Counts:
     repaired: int = 0  # records whose bytes were not UTF-8: U+FFFD stands where they were
     skipped_files: int = 0  # files in a folder that have no known extension
     failures: list[str] = dataclasses.field(default_factory=list)  # the first ones: `file:line: why`
+    left_out: collections.Counter = dataclasses.field(default_factory=collections.Counter)  # archives' records, by kind
+    quarantine: Callable[[str, str, bytes], None] | None = (
+        None  # gets (where, why, bytes) of what failed, where there are any
+    )
 
     def keep(self) -> None:
         """One record became a document."""
         self.read += 1
         self.kept += 1
 
-    def fail(self, where: str, why: str, records: int = 1) -> None:
-        """`records` records did not; the first few are told at once."""
+    def fail(self, where: str, why: str, records: int = 1, raw: bytes = b"") -> None:
+        """`records` records did not; the first few are told at once, the bytes are set aside."""
+        if self.quarantine is not None:
+            self.quarantine(where, why, raw[:RAW_BYTES])
         self.read += records
         self.failed += records
         if len(self.failures) < SHOWN:
@@ -58,8 +76,21 @@ class Counts:
             log.warning("further failures are only counted")
 
     def numbers(self) -> dict[str, int]:
-        """All but the failures' texts."""
+        """The plain numbers."""
         return {key: value for key, value in vars(self).items() if isinstance(value, int)}
+
+
+def check_budget(counts: Counts, max_failed_share: float, source: str) -> None:
+    """The failure budget of a source.
+
+    Raises:
+      UserError: more than this share of its records failed; the first failures are named.
+    """
+    if counts.failed > max_failed_share * counts.read:
+        raise UserError(
+            f"source {source!r}: {counts.failed:,} of {counts.read:,} records could not be read, more than"
+            f" {max_failed_share:.3g} of them; the first: {'; '.join(counts.failures[:3])}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +102,7 @@ class Origin:
     text_field: str
     id_field: str | None
     counts: Counts
+    max_bytes: int = RECORD_BYTES  # of a record
 
 
 def read_documents(
@@ -79,6 +111,7 @@ def read_documents(
     counts: Counts | None = None,
     text_field: str = "text",
     id_field: str | None = "id",
+    max_bytes: int = RECORD_BYTES,
 ) -> Iterator[Document]:
     """Streams the documents of files, folders (recursively) and globs, always in the same order.
 
@@ -88,6 +121,8 @@ def read_documents(
       counts: is filled as the iterator is consumed.
       text_field: of JSON lines and Parquet; the other fields go to `meta`.
       id_field: holds the id; where it is missing (or None) the id is `path#line`, relative to the folder that was named.
+        The id of a record of a web archive is its WARC-Record-ID, which is unique; a URL comes back with every crawl.
+      max_bytes: of a record, decompressed; a larger one fails, and memory holds one.
 
     Raises:
       UserError: nothing is there, an extension is unknown, or a file cannot be opened as what its extension says.
@@ -98,7 +133,7 @@ def read_documents(
     return (
         document
         for name, path in files
-        for document in read_file(path, Origin(name, source, text_field, id_field, counts))
+        for document in read_file(path, Origin(name, source, text_field, id_field, counts, max_bytes))
     )
 
 
@@ -109,10 +144,12 @@ def read_file(path: epath.Path, origin: Origin) -> Iterator[Document]:
         with path.open("rb") as file:
             if suffix == PARQUET_SUFFIX:
                 yield from read_parquet(file, path, origin)
+            elif suffix in WARC_SUFFIXES:
+                yield from read_web(salvaged(raw_blocks(file), suffix, path, OPENING), origin)
             elif suffix in LINE_SUFFIXES:
                 yield from read_lines(decompressed(raw_blocks(file), suffix, path), origin)
             else:
-                yield from read_text(file.read(), origin)
+                yield from read_text(decompressed(raw_blocks(file), suffix, path), origin, suffix in HTML_SUFFIXES)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -120,15 +157,18 @@ def read_file(path: epath.Path, origin: Origin) -> Iterator[Document]:
 # ------------------------------------------------------------------------------------------------------- lines to documents
 
 
-def split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    r"""Lines end at \n and nowhere else: U+2028 and U+0085 are part of a text."""
+def split_lines(blocks: Iterable[bytes], most: int | None = None) -> Iterator[bytes]:
+    r"""Lines end at \n and nowhere else: U+2028 and U+0085 are part of a text. Of a longer line come `most` + 1 bytes or more."""
     parts: list[bytes] = []
+    size = 0
     for block in blocks:
         first, *rest = block.split(b"\n")
-        parts.append(first)
+        if most is None or size <= most:
+            parts.append(first)
+            size += len(first)
         for piece in rest:
             yield b"".join(parts)
-            parts = [piece]
+            parts, size = [piece], len(piece)
     if last := b"".join(parts):
         yield last
 
@@ -143,13 +183,15 @@ def until_fault(blocks: Iterable[bytes], origin: Origin) -> Iterator[bytes]:
 
 def read_lines(blocks: Iterable[bytes], origin: Origin) -> Iterator[Document]:
     """One document for each JSON line."""
-    for number, line in enumerate(split_lines(until_fault(blocks, origin)), 1):
+    for number, line in enumerate(split_lines(until_fault(blocks, origin), origin.max_bytes), 1):
         if not line.removeprefix(codecs.BOM_UTF8).strip():
             continue
         try:
+            if len(line) > origin.max_bytes:
+                raise Fault(f"the line has more than {origin.max_bytes} bytes")
             document = to_document(parse_line(line, origin.counts), f"{origin.name}#{number}", origin)
         except Fault as fault:
-            origin.counts.fail(f"{origin.name}:{number}", str(fault))
+            origin.counts.fail(f"{origin.name}:{number}", str(fault), raw=line)
             continue
         origin.counts.keep()
         yield document
@@ -182,12 +224,35 @@ def to_document(record: Any, place: str, origin: Origin) -> Document:
     return Document(str(given), text, origin.source, meta)
 
 
-def read_text(data: bytes, origin: Origin) -> Iterator[Document]:
+def read_text(blocks: Iterable[bytes], origin: Origin, is_html: bool) -> Iterator[Document]:
     """A whole file as one document."""
-    text, repaired = decode(data)
+    data = bytearray()
+    try:
+        for block in blocks:
+            data += block
+            if len(data) > origin.max_bytes:
+                raise Fault(f"the file has more than {origin.max_bytes} bytes")
+    except Fault as fault:
+        origin.counts.fail(origin.name, str(fault), raw=bytes(data[:RAW_BYTES]))
+        return
+    text, repaired = decode_page(bytes(data)) if is_html else decode(bytes(data))
     origin.counts.repaired += repaired
     origin.counts.keep()
-    yield Document(origin.name, text, origin.source, {})
+    yield Document(origin.name, text, origin.source, {"format": "html"} if is_html else {})
+
+
+def read_web(pieces: Iterable[bytes | Fault], origin: Origin) -> Iterator[Document]:
+    """One document for each record of an archive that is one."""
+    for number, item in enumerate(read_archive(pieces, origin.max_bytes), 1):
+        place = f"{origin.name}#{number}"
+        if isinstance(item, LeftOut):
+            origin.counts.left_out[item.kind] += 1
+        elif isinstance(item, Bad):
+            origin.counts.fail(place, item.why, raw=item.raw)
+        else:
+            origin.counts.repaired += item.repaired
+            origin.counts.keep()
+            yield Document(item.id or place, item.text, origin.source, item.meta)
 
 
 def decode(data: bytes) -> tuple[str, bool]:
@@ -233,7 +298,7 @@ def read_batch(batch: Any, start: int, origin: Origin) -> Iterator[Document]:
         try:
             document = to_document(record, f"{origin.name}#{number}", origin)
         except Fault as fault:
-            origin.counts.fail(f"{origin.name}:{number}", str(fault))
+            origin.counts.fail(f"{origin.name}:{number}", str(fault), raw=json.dumps(record, default=str).encode())
             continue
         origin.counts.repaired += i in repaired
         origin.counts.keep()
