@@ -11,7 +11,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from lmjax.errors import UserError
 from lmjax.files import read_json, write_json
@@ -27,8 +27,11 @@ class Task(NamedTuple):
     arguments: tuple = ()
 
 
-class Engine(Protocol):
-    """Runs tasks."""
+class Engine(contextlib.AbstractContextManager):
+    """Runs tasks; how is for its kinds to say."""
+
+    def __init__(self, progress: Progress | None = None):
+        self.progress = progress or (lambda *_: None)
 
     def run(self, tasks: Sequence[Task], folder: Path, label: str = "") -> list[Any]:
         """The results of tasks, in their order.
@@ -41,7 +44,20 @@ class Engine(Protocol):
         Raises:
           Exception: what a task raised; others that were done keep their receipts.
         """
-        ...
+        waiting = [task for task in tasks if not receipt(folder, task).exists()]
+        done = len(tasks) - len(waiting)
+        self.progress(label, done, len(tasks))
+        for _ in self.perform(waiting, folder):
+            done += 1
+            self.progress(label, done, len(tasks))
+        return [read_json(receipt(folder, task)) for task in tasks]
+
+    def perform(self, tasks: Sequence[Task], folder: Path) -> Iterator[None]:
+        """Performs tasks, in any order; yields as each is done."""
+        raise NotImplementedError
+
+    def __exit__(self, *_: object) -> None:
+        """Ends what it started."""
 
 
 def receipt(folder: Path, task: Task) -> Path:
@@ -49,23 +65,22 @@ def receipt(folder: Path, task: Task) -> Path:
     return folder / "receipts" / f"{task.key}.json"
 
 
-def perform(task: Task, folder: Path) -> Any:
+def perform(task: Task, folder: Path) -> None:
     """Runs a task and writes its receipt."""
-    result = task.function(*task.arguments)
-    write_json(receipt(folder, task), result)
-    return result
+    write_json(receipt(folder, task), task.function(*task.arguments))
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Processes of this machine; with 0 or 1 workers, this very process."""
 
     def __init__(self, num_workers: int = 0, progress: Progress | None = None):
-        self.num_workers, self.progress = num_workers, progress or (lambda *_: None)
+        super().__init__(progress)
+        self.num_workers = num_workers
         self.pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "LocalEngine":
         if self.num_workers > 1:
-            # a fork of a process with threads may hang; workers that live for the whole run load their models once
+            # a fork of a process with threads may hang; workers that live for the whole run load their libraries once
             self.pool = ProcessPoolExecutor(self.num_workers, multiprocessing.get_context("spawn"))
         return self
 
@@ -73,18 +88,8 @@ class LocalEngine:
         if self.pool is not None:
             self.pool.shutdown(cancel_futures=True)
 
-    def run(self, tasks: Sequence[Task], folder: Path, label: str = "") -> list[Any]:
-        """See `Engine`."""
-        waiting = [task for task in tasks if not receipt(folder, task).exists()]
-        done = len(tasks) - len(waiting)
-        self.progress(label, done, len(tasks))
-        for _ in self.results(waiting, folder):
-            done += 1
-            self.progress(label, done, len(tasks))
-        return [read_json(receipt(folder, task)) for task in tasks]
-
-    def results(self, tasks: Sequence[Task], folder: Path) -> Iterator[Any]:
-        """One by one as they are done."""
+    def perform(self, tasks: Sequence[Task], folder: Path) -> Iterator[None]:
+        """See `Engine`; a few tasks more than workers are handed over ahead."""
         if self.pool is None:
             yield from (perform(task, folder) for task in tasks)
             return
@@ -97,20 +102,20 @@ class LocalEngine:
             yield pending.popleft().result()
 
 
-class RayEngine:
+class RayEngine(Engine):
     """Tasks of a Ray cluster over a file system that all its nodes share."""
 
     def __init__(self, address: str | None = None, progress: Progress | None = None):
+        super().__init__(progress)
         try:
             import ray
         except ImportError as error:
             raise UserError("config.engine='ray' needs Ray: pip install 'lmjax[ray]'") from error
-        self.ray, self.address, self.progress = ray, address, progress or (lambda *_: None)
-        self.started = False
+        self.ray, self.address, self.started = ray, address, False
 
     def __enter__(self) -> "RayEngine":
         if not self.ray.is_initialized():
-            self.ray.init(address=self.address, log_to_driver=True, include_dashboard=False)
+            self.ray.init(address=self.address, include_dashboard=False)
             self.started = True
         return self
 
@@ -118,27 +123,21 @@ class RayEngine:
         if self.started:
             self.ray.shutdown()
 
-    def run(self, tasks: Sequence[Task], folder: Path, label: str = "") -> list[Any]:
-        """See `Engine`."""
-        waiting = [task for task in tasks if not receipt(folder, task).exists()]
-        done = len(tasks) - len(waiting)
-        self.progress(label, done, len(tasks))
+    def perform(self, tasks: Sequence[Task], folder: Path) -> Iterator[None]:
+        """See `Engine`; a million tasks are not handed over at once."""
         remote = self.ray.remote(max_retries=3)(perform)
         slots = 2 * max(1, int(self.ray.cluster_resources().get("CPU", 1)))
-        queue, pending = collections.deque(waiting), []
-        while queue or pending:
-            while queue and len(pending) < slots:  # bounded: a million tasks are not handed over at once
-                pending.append(remote.remote(queue.popleft(), folder))
+        waiting, pending = collections.deque(tasks), []
+        while waiting or pending:
+            while waiting and len(pending) < slots:
+                pending.append(remote.remote(waiting.popleft(), folder.absolute()))
             ready, pending = self.ray.wait(pending)
             self.ray.get(ready)
-            done += len(ready)
-            self.progress(label, done, len(tasks))
-        return [read_json(receipt(folder, task)) for task in tasks]
+            yield from (None for _ in ready)
 
 
 @contextlib.contextmanager
 def open_engine(name: str, num_workers: int, address: str | None, progress: Progress | None = None) -> Iterator[Engine]:
     """The engine that the config names."""
-    engine = LocalEngine(num_workers, progress) if name == "local" else RayEngine(address, progress)
-    with engine:
+    with LocalEngine(num_workers, progress) if name == "local" else RayEngine(address, progress) as engine:
         yield engine

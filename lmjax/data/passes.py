@@ -1,0 +1,337 @@
+"""Shards through stages: the tasks of `lmjax prepare` that touch documents, each a function of files to files.
+
+A pass takes every shard through one stage or several, document by document. In a pass's folder:
+
+    kept/<source>/00012.jsonl.zst        the documents that go on
+    events/<source>/00012.jsonl.zst      what happened to the others, and what was changed: one line an event
+    aside/<source>/00012.jsonl.zst       whole documents on which a stage failed
+    receipts/<source>/00012.json         the counts; written last, so a shard is done once and for all or not at all
+"""
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import zstandard
+from etils import epath
+
+from lmjax.data import read
+from lmjax.data.compression import decompressed, raw_blocks
+from lmjax.data.document import Document, draw
+from lmjax.data.engine import Task
+from lmjax.data.read import SUFFIX, ZSTD_LEVEL, DocumentWriter, read_written
+from lmjax.data.stage import SAMPLES, Counts, Event, GlobalStage, MapStage, Sample, Shard, Stage, add_sample, run, timed
+from lmjax.files import sha256_file
+
+TEMPORARY = ".tmp"  # ends the name of a file that is being written
+
+
+# -------------------------------------------------------------------------------------------------------------------- files
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`, which takes its place when all went well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+class LineWriter:
+    """Writes JSON lines to a zstd file; where no line comes, no file."""
+
+    def __init__(self, path: Path):
+        self.path, self.stack, self.stream = path, contextlib.ExitStack(), None
+
+    def write(self, value: Any) -> None:
+        """Appends a line."""
+        if self.stream is None:
+            file = open(self.stack.enter_context(whole(self.path)), "wb")  # noqa: SIM115
+            compressor = zstandard.ZstdCompressor(ZSTD_LEVEL, write_checksum=True)
+            self.stream = self.stack.enter_context(contextlib.closing(compressor.stream_writer(file)))
+        self.stream.write(json.dumps(value, separators=(",", ":")).encode() + b"\n")
+
+    def __enter__(self) -> "LineWriter":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stack.__exit__(*error)
+
+
+def read_lines(path: Path) -> Iterator[Any]:
+    """What a `LineWriter` wrote."""
+    with path.open("rb") as file:
+        for line in read.split_lines(decompressed(raw_blocks(file), SUFFIX, epath.Path(path))):
+            yield json.loads(line)
+
+
+# ------------------------------------------------------------------------------------------------------------------ profile
+
+
+class Profile:
+    """What the documents of a shard are like, for the report."""
+
+    def __init__(self) -> None:
+        self.lengths: collections.Counter = collections.Counter()  # characters, by powers of two
+        self.languages: collections.Counter = collections.Counter()
+        self.samples: list[Sample] = []
+
+    def see(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """The same documents."""
+        for document in documents:
+            self.lengths[len(document.text).bit_length()] += 1
+            self.languages[str(document.meta.get("language", "unknown"))] += 1
+            add_sample(self.samples, "kept", document, lambda meta=document.meta: meta)
+            yield document
+
+    def close(self) -> dict[str, Any]:
+        """As JSON."""
+        lengths = {f"{2**bits}": number for bits, number in sorted(self.lengths.items())}
+        return {"lengths_below": lengths, "languages": dict(sorted(self.languages.items())), "samples": self.samples}
+
+
+# -------------------------------------------------------------------------------------------------------------------- tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """Input files that are read together: a big one, or some small ones that follow one another."""
+
+    source: str
+    number: int
+    files: tuple[tuple[str, str], ...]  # (name that ids begin with, path)
+    sha256: tuple[str, ...]  # of each file
+    written: bool  # the project's own form, made by an earlier stage
+    text_field: str
+    id_field: str | None
+
+    @property
+    def key(self) -> str:
+        """Names the unit's receipt."""
+        return f"{self.source}/{self.number:05d}"
+
+    def identity(self) -> list[Any]:
+        """What the documents depend on: not where the files lie."""
+        names = [name for name, _ in self.files]
+        return [self.source, names, list(self.sha256), self.written, self.text_field, self.id_field]
+
+
+def hash_files(paths: Sequence[str]) -> list[str]:
+    """The sha256 of files."""
+    return [sha256_file(path) for path in paths]
+
+
+def read_unit(unit: Unit, folder: Path, shard_bytes: int) -> dict[str, Any]:
+    """Reads input files into shards of about `shard_bytes` of text."""
+    start, counts, profile, shards = time.perf_counter(), read.Counts(), Profile(), []
+    with LineWriter(folder / "aside" / f"{unit.key}{SUFFIX}") as aside:
+        counts.quarantine = lambda where, why, raw: aside.write(
+            {"stage": "read", "where": where, "why": why, "raw": escape(raw)}
+        )
+        documents = profile.see(unit_documents(unit, counts))
+        first = next(documents, None)
+        while first is not None:
+            path = folder / "kept" / f"{unit.key}-{len(shards):03d}{SUFFIX}"
+            first, numbers = write_some(path, first, documents, shard_bytes)
+            shards.append({"path": str(path.relative_to(folder)), **numbers})
+    return {
+        "source": unit.source,
+        "shards": shards,
+        "counts": read_counts(counts, sum(shard["bytes"] for shard in shards), time.perf_counter() - start),
+        "profile": profile.close(),
+    }
+
+
+def read_counts(counts: read.Counts, text_bytes: int, seconds: float) -> dict[str, Any]:
+    """The counts of reading in the form of a stage's."""
+    if counts.read != counts.kept + counts.failed:
+        raise RuntimeError(f"reading lost count: {counts}")
+    failed = [[draw(failure, "sample/failed", 0), failure, "", None] for failure in counts.failures]
+    return {
+        "read": counts.read,
+        "added": 0,
+        "kept": counts.kept,
+        "dropped": {},
+        "failed": counts.failed,
+        "changed": counts.repaired,
+        "bytes_read": text_bytes,
+        "bytes_kept": text_bytes,
+        "tally": {"left out": dict(sorted(counts.left_out.items()))} if counts.left_out else {},
+        "samples": {"failed": sorted(failed)} if failed else {},
+        "seconds": seconds,
+    }
+
+
+def unit_documents(unit: Unit, counts: read.Counts) -> Iterator[Document]:
+    """The documents of a unit."""
+    if not unit.written:
+        for name, path in unit.files:
+            origin = read.Origin(name, unit.source, unit.text_field, unit.id_field, counts)
+            yield from read.read_file(epath.Path(path), origin)
+        return
+    for (_, path), sha256 in zip(unit.files, unit.sha256, strict=True):
+        for document in read_written(path, sha256):
+            counts.keep()
+            yield document
+
+
+def write_some(
+    path: Path, document: Document, more: Iterator[Document], text_bytes: int
+) -> tuple[Document | None, dict[str, Any]]:
+    """Writes a document and those that follow, until there are `text_bytes`; returns the one after them, and the numbers."""
+    following: Document | None = document
+    with whole(path) as temporary, DocumentWriter(temporary) as writer:
+        while following is not None and writer.bytes < text_bytes:
+            writer.write(following)
+            following = next(more, None)
+    return following, {**writer.counts(), "sha256": sha256_file(path)}
+
+
+def escape(raw: bytes) -> str:
+    """Bytes as a text of JSON that gives them back: UTF-8 where they are, escapes elsewhere."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def map_shard(stages: Sequence[MapStage], shard: Shard, folder: Path) -> dict[str, Any]:
+    """A shard through consecutive map stages; what each `fit` made lies in `folder/fit/<stage>`."""
+
+    def chain(counts: Sequence[Counts]) -> Iterator[Document]:
+        documents = read_written(shard.path, shard.sha256)
+        for stage, count in zip(stages, counts, strict=True):
+            documents = run(stage, documents, count, own_folder(folder, stage))
+        return documents
+
+    return write_shard([stage.name for stage in stages], shard, folder, chain)
+
+
+def global_shard(stage: GlobalStage, shard: Shard, decided: Path, folder: Path) -> dict[str, Any]:
+    """Carries the decisions of a global stage out on a shard."""
+
+    def chain(counts: Sequence[Counts]) -> Iterator[Document]:
+        (count,) = counts
+        documents = timed(count.reading(read_written(shard.path, shard.sha256)), count, -1)
+        return timed(stage.process(documents, count, decided), count, 1)
+
+    return write_shard([stage.name], shard, folder, chain)
+
+
+def write_shard(names: Sequence[str], shard: Shard, folder: Path, chain: Any) -> dict[str, Any]:
+    """Writes what becomes of a shard; returns its receipt."""
+    path = folder / "kept" / f"{shard.key}{SUFFIX}"
+    profile = Profile()
+    with (
+        LineWriter(folder / "events" / f"{shard.key}{SUFFIX}") as events,
+        LineWriter(folder / "aside" / f"{shard.key}{SUFFIX}") as aside,
+        whole(path) as temporary,
+        DocumentWriter(temporary) as writer,
+    ):
+
+        def record(event: Event, document: Document) -> None:
+            events.write({**event._asdict(), "source": shard.source})
+            if event.what == "failed":
+                aside.write({"stage": event.stage, "why": event.detail, "document": dataclasses.asdict(document)})
+
+        counts = [Counts(name, record) for name in names]
+        for document in profile.see(chain(counts)):
+            writer.write(document)
+    numbers = {"path": str(path.relative_to(folder)), **writer.counts(), "sha256": sha256_file(path)}
+    return {
+        "source": shard.source,
+        "shards": [numbers],
+        "counts": [count.close() for count in counts],
+        "profile": profile.close(),
+    }
+
+
+def own_folder(folder: Path, stage: Stage) -> Path:
+    """Where a stage may keep files, in the folder of its pass."""
+    return folder / ("decide" if isinstance(stage, GlobalStage) else f"fit/{stage.name}")
+
+
+def fit(stage: MapStage, shards: Sequence[Shard], folder: Path) -> None:
+    """Makes what a stage needs before its first document."""
+    own = own_folder(folder, stage)
+    own.mkdir(parents=True, exist_ok=True)
+    stage.fit([shard.path for shard in shards], own)
+
+
+def decide(stage: GlobalStage, shards: Sequence[Shard], folder: Path, engine: Any) -> dict[str, Path]:
+    """A global stage's decisions, each shard one file; made once."""
+    own = own_folder(folder, stage)
+    own.mkdir(parents=True, exist_ok=True)
+    paths = stage.decide(shards, own, engine)
+    if missing := {shard.key for shard in shards} - paths.keys():
+        raise RuntimeError(f"{stage.name} gave no decisions for {sorted(missing)[:3]}")
+    return paths
+
+
+def pass_tasks(
+    stages: Sequence[MapStage | GlobalStage], shards: Sequence[Shard], folder: Path, engine: Any
+) -> list[Task]:
+    """A task for each shard of a pass, after what must come before them: fits, or decisions."""
+    (first, *_) = stages
+    if isinstance(first, GlobalStage):
+        paths = decide(first, shards, folder, engine)
+        return [Task(shard.key, global_shard, (first, shard, paths[shard.key], folder)) for shard in shards]
+    fits = [
+        Task(f"fit/{stage.name}", fit, (stage, shards, folder))
+        for stage in stages
+        if type(stage).fit is not MapStage.fit
+    ]
+    engine.run(fits, folder, "learning " + ", ".join(stage.name for stage in stages))
+    return [Task(shard.key, map_shard, (tuple(stages), shard, folder)) for shard in shards]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """Stages that ran together, and what came of it."""
+
+    stages: tuple[Stage, ...]  # none: the reading
+    folder: Path
+    shards: list[Shard]
+    receipts: list[dict[str, Any]]
+
+
+# ------------------------------------------------------------------------------------------------------------------ merging
+
+
+def merge_counts(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The counts of many shards as one: numbers add up, samples keep the smallest draws."""
+    merged: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            merged[key] = add(merged[key], value) if key in merged else value
+    return merged
+
+
+def add(a: Any, b: Any) -> Any:
+    """Sum of numbers, of dicts by key, and of lists of samples."""
+    if isinstance(a, dict):
+        return {
+            key: add(a[key], b[key]) if key in a and key in b else a.get(key, b.get(key)) for key in sorted({*a, *b})
+        }
+    if isinstance(a, list):
+        return sorted([*a, *b], key=lambda sample: sample[:2])[:SAMPLES]
+    return a + b
+
+
+def rows(done: Pass) -> Iterator[dict[str, Any]]:
+    """The counts of a pass, for each stage and source."""
+    sources = list(dict.fromkeys(receipt["source"] for receipt in done.receipts))
+    for i, stage in enumerate(done.stages or (None,)):
+        for source in sources:
+            parts = [receipt["counts"] for receipt in done.receipts if receipt["source"] == source]
+            counts = merge_counts([part[i] if stage else part for part in parts])
+            yield {"stage": stage.name if stage else "read", "source": source, **counts}

@@ -1,0 +1,421 @@
+"""`lmjax prepare`: from a raw crawl to clean, counted, traceable documents, by the stages that the config names, in its order.
+
+    OUT/<source>.jsonl.zst        the documents; `lmjax split` reads them
+    OUT/report.html, report.json  what was kept, dropped and changed, by stage, source and reason, with samples
+    OUT/events/<source>.jsonl.zst what each stage did to each document, for `lmjax prepare --explain ID`
+    OUT/aside/<source>.jsonl.zst  records and documents that could not be read or judged, whole
+    OUT/<stage>/…                 what a stage publishes, such as the contamination flags of each benchmark
+    OUT/work/…                    every stage's output by shard: a changed config redoes what it changes, a kill costs a shard
+
+The work of a pass is found again by what decides it: the options of its stages, the content of the files they read, the
+content of the shards that come in. None of it depends on workers, machines or the engine, so neither does the output.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from etils import epath
+
+from lmjax.config import did_you_mean, free, is_free, need, to_dict
+from lmjax.data import passes, report
+from lmjax.data.engine import Engine, Progress, Task, open_engine
+from lmjax.data.inputs import find_files
+from lmjax.data.read import SUFFIX
+from lmjax.data.split import check_source
+from lmjax.data.stage import GlobalStage, MapStage, Shard, Stage
+from lmjax.errors import RunError, UserError
+from lmjax.files import (
+    MANIFEST,
+    UNFINISHED,
+    Manifest,
+    claim,
+    code_version,
+    empty,
+    read_manifest,
+    sha256_file,
+    sha256_json,
+    write_manifest,
+)  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+VERSION = 1  # of reading and of the form of shards
+WORK = "work"
+
+
+@dataclasses.dataclass(frozen=True)
+class InputConfig:
+    """One source: a part of the corpus with a name of its own in counts and mixtures."""
+
+    paths: tuple[str, ...]  # files, folders, globs; WARC, WET, HTML, text, JSON lines, Parquet
+    text_field: str = "text"  # of JSON lines and Parquet; the other fields become meta
+    id_field: str | None = "id"  # holds an id, unique in its source; where it is missing the id is `path#line`
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareConfig:
+    """Which stages, in which order, and the options of each."""
+
+    sources: dict[str, InputConfig] = dataclasses.field(default_factory=dict)  # or --documents on the command line
+    stages: tuple[str, ...] = ()  # names of the sections below; a stage may stand twice
+    shard_bytes: int = 32_000_000  # of text: what a task works on, and what a kill may cost
+    max_failed_share: float = (
+        0.01  # of a source's records that may fail to be read, or in a stage, before it is an error
+    )
+    tokenizer: str | None = free(None)  # made by `lmjax tokenizer`: the report's tokens are measured by it, not guessed
+    save: Literal["stage", "pass"] = free("stage")
+    # stage: each stage's output is kept, so that a changed option redoes it and what follows; pass: stages that judge
+    # documents one by one run in one go, which saves disk and time
+    keep_work: bool = free(True)  # False: OUT/work is removed at the end, and a changed config begins anew
+    engine: Literal["local", "ray"] = free("local")
+    num_workers: int = free(1)  # processes of the local engine
+    ray_address: str | None = free(None)  # of a running cluster; none: one is started here
+
+    def __post_init__(self):
+        need(self.shard_bytes >= 1, f"config.shard_bytes={self.shard_bytes} must be at least 1")
+        need(0 <= self.max_failed_share <= 1, f"config.max_failed_share={self.max_failed_share} must be a share")
+        need(self.num_workers >= 0, f"config.num_workers={self.num_workers} must not be negative")
+        for name in self.stages:
+            need(
+                isinstance(getattr(self, name, None), Stage),
+                f"config.stages: no stage {name!r}{did_you_mean(name, stage_names(type(self)))}",
+            )
+
+
+def stage_names(cls: type) -> list[str]:
+    """Every stage that a config of a class can name."""
+    factories = {field.name: field.default_factory for field in dataclasses.fields(cls)}
+    return [name for name, made in factories.items() if isinstance(made, type) and issubclass(made, Stage)]
+
+
+def decides(config: Any) -> dict[str, Any]:
+    """The fields of a config that the output depends on."""
+    return {key: value for key, value in to_dict(config).items() if not is_free(type(config), key)}
+
+
+# -------------------------------------------------------------------------------------------------------------------- inputs
+
+
+def open_units(config: PrepareConfig, documents: Sequence[str], source: str | None) -> list[passes.Unit]:
+    """What is read, in parts; their hashes come later."""
+    sources = dict(config.sources)
+    made: dict[str, list[tuple[str, str, str]]] = {}
+    raw = []
+    for path in documents:
+        if any((Path(path) / name).exists() for name in (MANIFEST, UNFINISHED)):
+            add_made(made, path)
+        else:
+            raw.append(path)
+    if raw:
+        sources[check_source(source, {**sources, **made})] = InputConfig(tuple(raw))
+    elif source is not None:
+        raise UserError(f"--source {source} names raw files, but the inputs' sources have names: {', '.join(made)}")
+    units = []
+    for name, given in sources.items():
+        check_source(name, made)
+        files, skipped = find_files(given.paths)
+        if skipped:
+            log.warning("source %s: %d files have an unknown extension and are left out", name, skipped)
+        groups = group_files(files, config.shard_bytes)
+        units += [
+            passes.Unit(name, i, tuple(group), (), False, given.text_field, given.id_field)
+            for i, group in enumerate(groups)
+        ]
+    for name, files in made.items():
+        units += [
+            passes.Unit(name, i, ((file, path),), (sha256,), True, "text", "id")
+            for i, (file, path, sha256) in enumerate(files)
+        ]
+    if not units:
+        raise UserError("nothing to prepare: give --documents PATH … --source NAME, or config.sources")
+    return units
+
+
+def add_made(made: dict[str, list[tuple[str, str, str]]], folder: str) -> None:
+    """The sources of a folder that a stage made."""
+    manifest = read_manifest(folder)
+    files = {
+        name: sha
+        for name, sha in manifest.content.get("files", {}).items()
+        if name.endswith(SUFFIX) and "/" not in name
+    }
+    if not files:
+        raise UserError(f"{folder} was made by `lmjax {manifest.stage}`: it holds no documents to prepare")
+    for name, sha256 in files.items():
+        made.setdefault(name.removesuffix(SUFFIX), []).append((name, str(Path(folder) / name), sha256))
+
+
+def group_files(files: Sequence[tuple[str, epath.Path]], max_bytes: int) -> list[list[tuple[str, str]]]:
+    """Files that follow one another, together up to `max_bytes` where they are small."""
+    groups: list[list[tuple[str, str]]] = []
+    size = max_bytes
+    for name, path in files:
+        length = path.stat().length
+        if size + length > max_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append((name, os.fspath(path)))
+        size += length
+    return groups
+
+
+def hash_units(units: Sequence[passes.Unit], work: Path, engine: Engine) -> list[passes.Unit]:
+    """Units with the hash of each file: hashed once, for as long as its size and time of change stay."""
+    tasks = []
+    for unit in (unit for unit in units if not unit.written):
+        paths = [path for _, path in unit.files]
+        seen = [(path, (stat := os.stat(path)).st_size, stat.st_mtime_ns) for path in paths]
+        tasks.append(Task(sha256_json(seen)[:24], passes.hash_files, (paths,)))
+    hashes = iter(engine.run(tasks, work / "inputs", "hashing the inputs"))
+    return [unit if unit.written else dataclasses.replace(unit, sha256=tuple(next(hashes))) for unit in units]
+
+
+# -------------------------------------------------------------------------------------------------------------------- passes
+
+
+def read_pass(config: PrepareConfig, units: Sequence[passes.Unit], work: Path, engine: Engine) -> passes.Pass:
+    """Reads the inputs into shards."""
+    identity = [VERSION, config.shard_bytes, [unit.identity() for unit in units]]
+    folder = work / f"00-read-{sha256_json(identity)[:12]}"
+    tasks = [Task(unit.key, passes.read_unit, (unit, folder, config.shard_bytes)) for unit in units]
+    receipts = engine.run(tasks, folder, "reading")
+    numbers: dict[str, int] = {}
+    shards = []
+    for receipt in receipts:
+        for made in receipt["shards"]:
+            number = numbers[receipt["source"]] = numbers.get(receipt["source"], -1) + 1
+            shards.append(to_shard(receipt["source"], number, folder, made))
+    return passes.Pass((), folder, shards, receipts)
+
+
+def to_shard(source: str, number: int, folder: Path, made: dict[str, Any]) -> Shard:
+    """A shard as a task's receipt tells of it."""
+    return Shard(source, number, folder / made["path"], made["documents"], made["bytes"], made["sha256"])
+
+
+def group_stages(stages: Sequence[Stage], save: str) -> list[tuple[Stage, ...]]:
+    """Stages that run in one go: never across one that must see all documents first."""
+    groups: list[list[Stage]] = []
+    for stage in stages:
+        alone = save == "stage" or isinstance(stage, GlobalStage) or getattr(stage, "fits", False)
+        if groups and not alone and isinstance(groups[-1][-1], MapStage):
+            groups[-1].append(stage)
+        else:
+            groups.append([stage])
+    return [tuple(group) for group in groups]
+
+
+def stage_pass(
+    number: int, stages: tuple[Stage, ...], shards: Sequence[Shard], hashes: dict[str, str], work: Path, engine: Engine
+) -> passes.Pass:
+    """Takes all shards through the stages of a pass."""
+    parts = [[stage.name, stage.version, decides(stage), [hashes[path] for path in stage.files()]] for stage in stages]
+    identity = [parts, [(shard.key, shard.sha256) for shard in shards]]
+    names = "+".join(stage.name for stage in stages)
+    names = names if len(names) <= 60 else f"{stages[0].name}+{len(stages) - 2}+{stages[-1].name}"
+    folder = work / f"{number:02d}-{names}-{sha256_json(identity)[:12]}"
+    receipts = engine.run(passes.pass_tasks(stages, shards, folder, engine), folder, names)
+    after = [
+        to_shard(shard.source, shard.number, folder, receipt["shards"][0])
+        for shard, receipt in zip(shards, receipts, strict=True)
+    ]
+    return passes.Pass(stages, folder, after, receipts)
+
+
+def fingerprint(path: str) -> str:
+    """Hash of the content of a file, or of all files of a folder."""
+    root = Path(path)
+    if root.is_file():
+        return sha256_file(root)
+    if (root / MANIFEST).exists():
+        return read_manifest(root).fingerprint()
+    if not root.is_dir():
+        raise UserError(f"no such file or folder: {path}")
+    files = sorted(file for file in root.rglob("*") if file.is_file())
+    return sha256_json([(file.relative_to(root).as_posix(), sha256_file(file)) for file in files])
+
+
+def check_budget(config: PrepareConfig, done: passes.Pass) -> None:
+    """Too many failures are an error: of the input where it was read, of ours in a stage."""
+    for row in passes.rows(done):
+        if row["failed"] <= config.max_failed_share * row["read"]:
+            continue
+        told = f"{row['failed']} of {row['read']} documents of {row['source']} failed in {row['stage']}"
+        why = f"{told}, more than config.max_failed_share={config.max_failed_share:g} allows; the first: {first_failure(row)}"
+        raise RunError(why) if done.stages else UserError(why)
+    if not done.stages and not done.shards:
+        raise UserError("the inputs hold no document")
+
+
+def first_failure(row: dict[str, Any]) -> str:
+    """An example."""
+    _, name, _, why = row["samples"]["failed"][0]
+    return name if why is None else f"{name}: {why}"
+
+
+# ------------------------------------------------------------------------------------------------------------------ the whole
+
+
+def prepare(
+    config: PrepareConfig,
+    out: os.PathLike | str,
+    documents: Sequence[str] = (),
+    source: str | None = None,
+    progress: Progress | None = None,
+) -> tuple[Manifest, bool]:
+    """Prepares documents.
+
+    Args:
+      config: sources, stages and their options.
+      out: the folder; one that an earlier preparation made is brought up to date.
+      documents: more inputs: folders that a stage made (each of their files is a source), or raw files, folders and globs.
+      source: names the raw ones, all together.
+      progress: is told of tasks done.
+
+    Returns:
+      The manifest, and whether nothing was to do.
+
+    Raises:
+      UserError: inputs or options are wrong, or too many records cannot be read.
+      RunError: a stage failed on too many documents.
+    """
+    stages = [getattr(config, name) for name in config.stages]
+    warn_unused(config)
+    files = [path for stage in stages for path in stage.files()]
+    units = open_units(config, documents, source)
+    out = Path(out)
+    with claimed(out), open_engine(config.engine, config.num_workers, config.ray_address, progress) as engine:
+        work = out / WORK
+        units = hash_units(units, work, engine)
+        hashes = {path: fingerprint(path) for path in files}
+        inputs = {f"source {name}": value for name, value in hash_sources(units).items()} | {
+            f"file {path}": value for path, value in hashes.items()
+        }
+        identity = {name: to_dict(config)[name] for name in ("stages", "shard_bytes", "max_failed_share")}
+        identity |= {stage.name: decides(stage) for stage in stages}
+        if (out / MANIFEST).exists():
+            manifest = read_manifest(out, "prepare")
+            if (manifest.inputs, manifest.config) == (inputs, identity):
+                return manifest, True
+            (out / MANIFEST).unlink()
+        empty(epath.Path(out), keep=(WORK,))
+        remove_temporary(work)
+        done = run_passes(config, stages, units, hashes, work, engine)
+        values = report.collect(config.tokenizer, done)
+        counts, content = publish(done, out)
+        report.write(values, out)
+        seconds = round(sum(stage["seconds"] for stage in values["stages"]), 3)
+        manifest = Manifest("prepare", inputs, identity, counts, content, code_version(), seconds)
+        write_manifest(out, manifest)
+        clean_work(config, done, work)
+    return manifest, False
+
+
+@contextlib.contextmanager
+def claimed(out: Path) -> Iterator[None]:
+    """The folder is ours, and no other process works in it."""
+    if (out / MANIFEST).exists():
+        read_manifest(out, "prepare")  # another stage's output is not for us to change
+    else:
+        claim(epath.Path(out), "prepare")
+    marker = out / UNFINISHED
+    with open(marker, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"another `lmjax prepare` is working in {out}") from error
+        yield
+        marker.unlink()
+
+
+def warn_unused(config: PrepareConfig) -> None:
+    """Options of a stage that does not run are told, not obeyed in silence."""
+    defaults = type(config)()
+    for name in stage_names(type(config)):
+        if name not in config.stages and getattr(config, name) != getattr(defaults, name):
+            log.warning("config.%s is set, but %r is not among config.stages", name, name)
+
+
+def hash_sources(units: Sequence[passes.Unit]) -> dict[str, str]:
+    """source → hash of its files' names and contents."""
+    files: dict[str, list] = {}
+    for unit in units:
+        files.setdefault(unit.source, []).extend(
+            [name, sha] for (name, _), sha in zip(unit.files, unit.sha256, strict=True)
+        )
+    return {source: sha256_json(names) for source, names in files.items()}
+
+
+def run_passes(
+    config: PrepareConfig,
+    stages: Sequence[Stage],
+    units: Sequence[passes.Unit],
+    hashes: dict[str, str],
+    work: Path,
+    engine: Engine,
+) -> list[passes.Pass]:
+    """The reading, then all stages."""
+    done = [read_pass(config, units, work, engine)]
+    check_budget(config, done[0])
+    for number, group in enumerate(group_stages(stages, config.save), 1):
+        done.append(stage_pass(number, group, done[-1].shards, hashes, work, engine))
+        check_budget(config, done[-1])
+    return done
+
+
+def publish(done: Sequence[passes.Pass], out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Writes the output from the shards; returns (counts, content) of the manifest."""
+    files: dict[str, str] = {}
+    counts: dict[str, Any] = {"documents": 0, "bytes": 0, "sources": {}}
+    last = done[-1].shards
+    for source in dict.fromkeys(shard.source for shard in done[0].shards):
+        shards = [shard for shard in last if shard.source == source]
+        numbers = {"documents": sum(s.documents for s in shards), "bytes": sum(s.text_bytes for s in shards)}
+        counts["sources"][source] = numbers
+        for key, value in numbers.items():
+            counts[key] += value
+        if numbers["documents"]:
+            files[f"{source}{SUFFIX}"] = join([shard.path for shard in shards], out / f"{source}{SUFFIX}")
+        else:
+            log.warning("no document of the source %s is left", source)
+        for kind in ("events", "aside"):
+            parts = [part for one in done for part in sorted((one.folder / kind / source).glob(f"*{SUFFIX}"))]
+            if parts:
+                files[f"{kind}/{source}{SUFFIX}"] = join(parts, out / kind / f"{source}{SUFFIX}")
+    for one in done:
+        for stage in one.stages:
+            made = passes.own_folder(one.folder, stage) / "publish"
+            for path in sorted(path for path in made.rglob("*") if path.is_file()):
+                name = f"{stage.name}/{path.relative_to(made).as_posix()}"
+                files[name] = join([path], out / name)
+    return counts, {"files": files}
+
+
+def join(parts: Sequence[Path], path: Path) -> str:
+    """Files one after another (zstd frames may follow one another) as one; its sha256."""
+    with passes.whole(path) as temporary, open(temporary, "wb") as file:
+        for part in parts:
+            with open(part, "rb") as source:
+                shutil.copyfileobj(source, file, 1 << 20)
+    return sha256_file(path)
+
+
+def remove_temporary(work: Path) -> None:
+    """What a kill left half written."""
+    for path in work.rglob(f".*{passes.TEMPORARY}"):
+        path.unlink()
+
+
+def clean_work(config: PrepareConfig, done: Sequence[passes.Pass], work: Path) -> None:
+    """Removes the work of other configs, or all of it."""
+    kept = {one.folder.name for one in done} | {"inputs"} if config.keep_work else set()
+    for folder in work.iterdir():
+        if folder.name not in kept:
+            shutil.rmtree(folder)

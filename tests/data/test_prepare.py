@@ -1,0 +1,366 @@
+"""Preparation as a whole: the law of counts, resumption, what a changed option redoes, the engines, the report."""
+
+import collections
+import dataclasses
+import html
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from lmjax.data import engine, passes, prepare, report
+from lmjax.data.document import Document
+from lmjax.data.engine import Engine, Task
+from lmjax.data.read import read_written, write_documents
+from lmjax.data.stage import Counts, Drop, Failed, GlobalStage, MapStage, Shard, Tally, Verdict, run
+from lmjax.errors import RunError, UserError
+from lmjax.files import read_json
+
+WORDS = ("stone", "river", "the", "and", "cloud", "seven", "of", "bread", "light", "a", "in", "field")
+
+
+@dataclasses.dataclass(frozen=True)
+class Short(MapStage):
+    """Drops short texts, fails on some, doubles some, changes some."""
+
+    name: ClassVar[str] = "short"
+    min_characters: int = 40
+    split: bool = False
+
+    def apply(self, document: Document, tally: Tally) -> Verdict:
+        tally.add("letters", "a", document.text.count("a"))
+        if "seven seven seven" in document.text:
+            raise Failed("seven thrice")
+        if len(document.text) < self.min_characters:
+            return Drop("short", len(document.text))
+        changed = dataclasses.replace(document, text=document.text.replace("bread", "cake"))
+        if self.split and "cloud cloud" in document.text:
+            return [changed, dataclasses.replace(changed, id=f"{document.id}#2", text="cloud")]
+        return changed
+
+
+@dataclasses.dataclass(frozen=True)
+class Once(GlobalStage):
+    """Drops all but the first text of each length."""
+
+    name: ClassVar[str] = "once"
+
+    def decide(self, shards, folder: Path, engine: Engine) -> dict[str, Path]:
+        tasks = [Task(f"lengths/{shard.key}", lengths, (shard,)) for shard in shards]
+        seen, paths = set(), {}
+        for shard, found in zip(shards, engine.run(tasks, folder, "lengths")):
+            rows = [row for row, length in enumerate(found) if length in seen or seen.add(length)]
+            paths[shard.key] = folder / f"{shard.source}-{shard.number}.json"
+            paths[shard.key].write_text(json.dumps(rows))
+        return paths
+
+    def decisions(self, path: Path):
+        return ((row, None) for row in json.loads(path.read_text()))
+
+    def carry_out(self, document: Document, decision, tally: Tally) -> Verdict:
+        return Drop("again", len(document.text))
+
+    def finish(self, tally, folder: Path):
+        (folder / "publish").mkdir(exist_ok=True)
+        (folder / "publish" / "note.txt").write_text("found")
+        return {"clusters": [{"size": 2}]}
+
+
+def lengths(shard: Shard) -> list[int]:
+    return [len(document.text) for document in read_written(shard.path)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(prepare.PrepareConfig):
+    short: Short = dataclasses.field(default_factory=Short)
+    once: Once = dataclasses.field(default_factory=Once)
+
+
+def make_inputs(folder: Path, documents: int = 300) -> Path:
+    """JSON lines in two sources, one line of a file broken."""
+    rng = random.Random(1)
+    for source in ("web", "books"):
+        for part in range(3):
+            path = folder / source / f"{part}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rows = [
+                {
+                    "id": f"{part}-{i}",
+                    "text": " ".join(rng.choices(WORDS, k=rng.randint(2, 40))),
+                    "url": f"http://x/{i}",
+                }
+                for i in range(documents // 3)
+            ]
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows) + ("{broken\n" if part == 0 else ""))
+    return folder
+
+
+def config(inputs: Path, **options) -> Config:
+    sources = {name: prepare.InputConfig((str(inputs / name),)) for name in ("web", "books")}
+    options = {"stages": ("short", "once"), "shard_bytes": 4000, "max_failed_share": 0.05, **options}
+    return Config(sources=sources, **options)
+
+
+def outputs(out: Path) -> dict[str, bytes]:
+    """All that must not depend on how it was made: everything but times, and the work."""
+    found = {
+        path.relative_to(out).as_posix(): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+        and prepare.WORK not in path.parts
+        and path.name not in ("report.html", "report.json", "manifest.json")
+    }
+    manifest = read_json(out / "manifest.json")
+    return found | {
+        "manifest": json.dumps({key: manifest[key] for key in ("inputs", "config", "counts", "content")}).encode()
+    }
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="module")
+def whole(inputs, tmp_path_factory) -> Path:
+    """An undisturbed preparation."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    prepare.prepare(config(inputs), out)
+    return out
+
+
+def test_every_document_is_accounted_for(inputs, whole):
+    """Independent of the code's own counts: ids in = ids kept + ids told of in events and aside."""
+    for source in ("web", "books"):
+        lines = [line for part in range(3) for line in (inputs / source / f"{part}.jsonl").read_text().splitlines()]
+        ids = [json.loads(line)["id"] for line in lines if line != "{broken"]
+        kept = [document.id for document in read_written(whole / f"{source}.jsonl.zst")]
+        events = list(passes.read_lines(whole / "events" / f"{source}.jsonl.zst"))
+        gone = [event["id"] for event in events if event["what"] in ("dropped", "failed")]
+        assert sorted(ids) == sorted(kept + gone)
+        aside = list(passes.read_lines(whole / "aside" / f"{source}.jsonl.zst"))
+        assert [line["raw"] for line in aside if line["stage"] == "read"] == ["{broken"]
+        failed = {event["id"] for event in events if event["what"] == "failed"}
+        assert {line["document"]["id"] for line in aside if line["stage"] == "short"} == failed and failed
+        reasons = collections.Counter(event["reason"] for event in events if event["what"] == "dropped")
+        stages = {stage["stage"]: stage["sources"][source] for stage in read_json(whole / "report.json")["stages"]}
+        assert reasons == {"short": stages["short"]["dropped"]["short"], "again": stages["once"]["dropped"]["again"]}
+        assert stages["read"]["failed"] == 1 and stages["once"]["kept"] == len(kept)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"save": "pass"}, {"num_workers": 2}, {"keep_work": False}],
+    ids=["in passes", "two workers", "no work kept"],
+)
+def test_output_does_not_depend_on_how(inputs, whole, tmp_path, options):
+    prepare.prepare(config(inputs, **options), tmp_path / "out")
+    assert outputs(tmp_path / "out") == outputs(whole)
+
+
+def test_kept_and_duplicates_do_not_depend_on_shards(inputs, whole, tmp_path):
+    prepare.prepare(config(inputs, shard_bytes=1_000_000), tmp_path / "out")
+    for source in ("web", "books"):
+        a, b = (list(read_written(out / f"{source}.jsonl.zst")) for out in (tmp_path / "out", whole))
+        assert a == b
+    samples = [read_json(out / "report.json")["stages"][1]["samples"] for out in (tmp_path / "out", whole)]
+    assert samples[0] == samples[1] and len(samples[0]["short"]) == 20
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 5, 9, 14, 20, 30])
+def test_interrupted_at_any_task_and_rerun(inputs, whole, tmp_path, monkeypatch, after):
+    """The run ends in the midst of its nth task, files half written; the next one gives the same bytes and redoes no task."""
+    ran = []
+    write, perform = (
+        passes.DocumentWriter.write,
+        prepare.Engine and __import__("lmjax.data.engine", fromlist=["perform"]).perform,
+    )
+
+    def count(task, folder):
+        ran.append((folder.name, task.key))
+        return perform(task, folder)
+
+    def dying(self, document):
+        write(self, document)
+        if len(ran) >= after:
+            raise Killed
+
+    monkeypatch.setattr("lmjax.data.engine.perform", count)
+    monkeypatch.setattr(passes.DocumentWriter, "write", dying)
+    try:
+        prepare.prepare(config(inputs), tmp_path / "out")
+    except Killed:
+        assert not (tmp_path / "out" / "manifest.json").exists()
+    first = list(ran)
+    monkeypatch.setattr(passes.DocumentWriter, "write", write)
+    ran.clear()
+    prepare.prepare(config(inputs), tmp_path / "out")
+    assert outputs(tmp_path / "out") == outputs(whole)
+    assert len(set(first) & set(ran)) <= 1, "only the task in work is done again"
+
+
+def test_changed_option_redoes_what_it_changes(inputs, tmp_path, monkeypatch):
+    out, ran = tmp_path / "out", []
+    perform = engine.perform
+    monkeypatch.setattr(
+        "lmjax.data.engine.perform", lambda task, folder: (ran.append(folder.name[:7]), perform(task, folder))[1]
+    )
+    _, skipped = prepare.prepare(config(inputs), out)
+    assert not skipped
+    assert {name[:2] for name in ran} == {"00", "01", "02", "in", "de"}
+    ran.clear()
+    assert prepare.prepare(config(inputs), out)[1] and not ran
+    before = outputs(out)
+    prepare.prepare(config(inputs, short=Short(min_characters=60)), out)
+    assert {name[:2] for name in ran} == {"01", "02", "de"}, "the reading stays"
+    assert outputs(out) != before
+    ran.clear()
+    prepare.prepare(config(inputs, short=Short(min_characters=60), stages=("short",)), out)
+    assert not ran, "the stages before the one that went away stay"
+    assert len(list((out / prepare.WORK).iterdir())) == 3  # inputs, read, short
+
+
+def test_changed_input_is_seen(tmp_path):
+    inputs = make_inputs(tmp_path / "in", 30)
+    prepare.prepare(config(inputs), tmp_path / "out")
+    path = inputs / "web" / "1.jsonl"
+    path.write_text(path.read_text() + json.dumps({"id": "new", "text": "x " * 100}) + "\n")
+    assert not prepare.prepare(config(inputs), tmp_path / "out")[1]
+    assert "new" in [document.id for document in read_written(tmp_path / "out" / "web.jsonl.zst")]
+
+
+def test_added_documents_count(inputs, tmp_path):
+    prepare.prepare(config(inputs, short=Short(split=True), stages=("short",)), tmp_path / "out")
+    (_, stage) = read_json(tmp_path / "out" / "report.json")["stages"]
+    total = stage["total"]
+    assert total["added"] > 0
+    assert total["read"] + total["added"] == total["kept"] + sum(total["dropped"].values()) + total["failed"]
+
+
+def test_the_law_can_fail():
+    """A stage that loses a document, or makes one from nothing, is caught."""
+
+    class Loses(Short):
+        def process(self, documents, counts, folder):
+            for number, document in enumerate(documents):
+                if number != 1:
+                    yield from counts.settle(document, document)
+
+    documents = [Document(str(i), "text " * 20, "web") for i in range(3)]
+    counts = Counts("loses")
+    assert len(list(run(Loses(), documents, counts))) == 2
+    with pytest.raises(RuntimeError, match="lost count"):
+        counts.close()
+
+
+def test_a_stage_that_breaks_sets_aside(caplog):
+    class Breaks(Short):
+        def apply(self, document, tally):
+            return 1 / (len(document.text) - 3)
+
+    counts, seen = Counts("breaks"), []
+    counts.record = lambda event, document: seen.append((event.what, document.id))
+    assert list(run(Breaks(), [Document("a", "abc", "web")], counts)) == []
+    assert counts.close()["failed"] == 1 and seen == [("failed", "a")]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_failure_budget(inputs, tmp_path):
+    with pytest.raises(UserError, match=r"1 of 301 documents of web failed in read.*0\.jsonl:101"):
+        prepare.prepare(config(make_inputs(tmp_path / "in", 300), max_failed_share=0.001), tmp_path / "out")
+    with pytest.raises(RunError, match=r"failed in short.*seven thrice"):
+        prepare.prepare(config(inputs, max_failed_share=0.004), tmp_path / "out2")
+
+
+def test_user_errors(inputs, tmp_path):
+    with pytest.raises(UserError, match=r"no stage 'shrt'; did you mean 'short'"):
+        Config(stages=("shrt",))
+    with pytest.raises(UserError, match="nothing to prepare"):
+        prepare.prepare(Config(), tmp_path / "out")
+    with pytest.raises(UserError, match="no such file"):
+        prepare.prepare(Config(), tmp_path / "out", [str(tmp_path / "none")], "web")
+    with pytest.raises(UserError, match="need the name of their source"):
+        prepare.prepare(Config(), tmp_path / "out", [str(inputs / "web")])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(UserError, match="not the output of a stage"):
+        prepare.prepare(config(inputs), tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+def test_only_one_process_works_in_a_folder(inputs, tmp_path):
+    with prepare.claimed(tmp_path / "out"), pytest.raises(UserError, match="another `lmjax prepare` is working"):
+        prepare.prepare(config(inputs), tmp_path / "out")
+
+
+def test_made_corpus_is_read_by_source_and_split_reads_the_output(whole, tmp_path):
+    from lmjax.data.config import SplitConfig
+    from lmjax.data.split import split_documents
+
+    prepare.prepare(Config(stages=("once",)), tmp_path / "again", [str(whole)])
+    for source in ("web", "books"):
+        assert list(read_written(tmp_path / "again" / f"{source}.jsonl.zst")) == list(
+            read_written(whole / f"{source}.jsonl.zst")
+        )
+    manifest, _ = split_documents([whole], tmp_path / "split", SplitConfig(validation=0.3, test=0.2))
+    assert manifest.counts["documents"] == read_json(whole / "manifest.json")["counts"]["documents"]
+
+
+def test_explain(whole):
+    events = list(passes.read_lines(whole / "events" / "web.jsonl.zst"))
+    dropped = next(event for event in events if event["reason"] == "short")
+    assert f"web: dropped in short because short: {dropped['detail']}" in list(report.explain(whole, dropped["id"]))
+    kept = next(read_written(whole / "web.jsonl.zst"))
+    assert any(line.startswith("web: kept") for line in report.explain(whole, kept.id))
+    with pytest.raises(UserError, match="no document 'nobody'"):
+        list(report.explain(whole, "nobody"))
+
+
+def test_report_shows_samples_and_escapes(tmp_path):
+    evil = "<script>alert(1)</script>&\ud800\x00\x1b[31m" + "x" * 3000
+    write_documents(tmp_path / "web.jsonl.zst", [Document(f"</div><b>{i}", evil, "web") for i in range(50)])
+    shutil.copy(tmp_path / "web.jsonl.zst", tmp_path / "input.jsonl.zst")
+    sources = {"web": prepare.InputConfig((str(tmp_path / "input.jsonl.zst"),))}
+    prepare.prepare(Config(sources=sources, stages=("short",), short=Short(min_characters=10_000)), tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<script" not in page and "</div><b>" not in page and html.escape("<script>alert(1)</script>") in page
+    (_, stage) = read_json(tmp_path / "out" / "report.json")["stages"]
+    assert len(stage["samples"]["short"]) == 20
+
+
+@pytest.mark.slow
+def test_killed_processes_leave_nothing_behind(tmp_path):
+    """SIGKILL at random moments of the command; the last run's bytes are those of an undisturbed one."""
+    inputs = make_inputs(tmp_path / "in", 3000)
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path\n"
+        "import test_prepare as t\n"
+        "t.prepare.prepare(t.config(Path(sys.argv[2]), num_workers=2), sys.argv[3])\n"
+    )
+    arguments = [sys.executable, "-c", script, str(Path(__file__).parent), str(inputs)]
+    start = time.monotonic()
+    subprocess.run([*arguments, str(tmp_path / "whole")], check=True)
+    seconds, rng = time.monotonic() - start, random.Random(int(time.time()))
+    for _ in range(20):
+        process = subprocess.Popen([*arguments, str(tmp_path / "out")], start_new_session=True)
+        time.sleep(rng.uniform(0.2, 1.0) * seconds)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if (tmp_path / "out" / "manifest.json").exists():
+            assert outputs(tmp_path / "out") == outputs(tmp_path / "whole")
+            shutil.rmtree(tmp_path / "out")
+    subprocess.run([*arguments, str(tmp_path / "out")], check=True)
+    assert outputs(tmp_path / "out") == outputs(tmp_path / "whole")
