@@ -63,10 +63,12 @@ class ShardsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class StageConfig:
-    """A mixture from one step on."""
+    """A mixture, a row length or both, from one step on."""
 
     from_step: int  # the first step that uses it; the first stage starts at 0
-    weights: dict[str, float]  # source → share of the rows, normalized
+    weights: dict[str, float] = dataclasses.field(default_factory=dict)
+    # source → share of the rows, normalized; empty: the run's own. Either all stages have weights or none has
+    seq_len: int | None = None  # T of the stage's rows; none: data.seq_len. Rows grow or shrink so that tokens stay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +78,17 @@ class DataConfig:
     shards: tuple[str, ...] = free(())  # folders made by `lmjax tokenize`; their sources together are the run's
     # (free: where they lie may change; what they hold is compared by fingerprint)
     seq_len: int = 256  # T, tokens in a row; a run-time choice, shards do not depend on it
+    packing: Literal["concat", "best_fit"] = "concat"
+    # concat: documents one after another, cut where a row ends, no padding. best_fit: none is cut that fits in a row
+    packing_dir: str | None = free(None)  # holds the rows that best_fit prepares; none: `packing/` in the workdir
     weights: dict[str, float] = dataclasses.field(default_factory=dict)
-    # source → share of the rows; empty: in proportion to tokens
-    stages: tuple[StageConfig, ...] = ()  # weights that change by step; instead of `weights`
+    # source → share of the rows; empty: by temperature
+    temperature: float | None = None  # where nothing has weights: share ∝ tokens^(1/temperature); none: 1, as they are;
+    # 3.3 lifts rare languages (alpha = 0.3: Conneau et al. 2020, arXiv 1911.02116; Xue et al. 2021, arXiv 2010.11934)
+    max_epochs: dict[str, float] = dataclasses.field(default_factory=dict)
+    # source → how often its tokens may be read over the run; "*": each that is not named. The rest goes to the others
+    max_tokens: dict[str, int] = dataclasses.field(default_factory=dict)  # source → tokens to read of it over the run
+    stages: tuple[StageConfig, ...] = ()  # weights (instead of `weights`) and row lengths that change by step
     train_split: str = "train"
     eval_split: str = "validation"
     num_workers: int = free(0)  # reading processes; 0 reads in threads
@@ -87,15 +97,70 @@ class DataConfig:
     # before a run: hash every shard (1 GB/s), or compare sizes and record counts only, for corpora too large to hash
 
     def __post_init__(self):
-        need(self.seq_len >= 2, f"config.data.seq_len={self.seq_len} must be at least 2")
+        need(min(self.seq_lens) >= 2, f"config.data.seq_len={min(self.seq_lens)} must be at least 2")
         need(self.num_workers >= 0, f"config.data.num_workers={self.num_workers} must not be negative")
         need(self.prefetch >= 0, f"config.data.prefetch={self.prefetch} must not be negative")
-        need(not (self.weights and self.stages), "config.data: give weights or stages, not both")
+        self.check_stages()
+        for weights in (self.weights, *(stage.weights for stage in self.stages)):
+            need(all(w >= 0 for w in weights.values()), f"config.data: weights must not be negative: {weights}")
+            need(not weights or sum(weights.values()) > 0, "config.data: the weights sum to 0")
+        weighted = bool(self.weights) or any(stage.weights for stage in self.stages)
+        need(
+            self.temperature is None or not weighted,
+            "config.data: weights say what temperature would: give one of them",
+        )
+        need(
+            self.temperature is None or self.temperature > 0,
+            f"config.data.temperature={self.temperature} must be positive",
+        )
+        for name in ("max_epochs", "max_tokens"):
+            caps = getattr(self, name)
+            need(all(cap >= 0 for cap in caps.values()), f"config.data.{name} must not be negative: {caps}")
+
+    def check_stages(self) -> None:
+        """Stages rise from step 0, each says something, and no weights are given that nothing reads."""
         steps = [stage.from_step for stage in self.stages]
         need(
             steps == sorted(set(steps)) and steps[:1] in ([], [0]),
             f"config.data.stages must start at step 0 and rise: {steps}",
         )
-        for weights in (self.weights, *(stage.weights for stage in self.stages)):
-            need(all(w >= 0 for w in weights.values()), f"config.data: weights must not be negative: {weights}")
-            need(not weights or sum(weights.values()) > 0, "config.data: the weights sum to 0")
+        weighted = [bool(stage.weights) for stage in self.stages]
+        need(not (self.weights and any(weighted)), "config.data: give weights or stages with weights, not both")
+        need(all(weighted) or not any(weighted), "config.data.stages: give weights to all stages or to none")
+        for stage in self.stages:
+            said = stage.weights or stage.seq_len is not None
+            need(bool(said), f"config.data.stages: the one from step {stage.from_step} has neither weights nor seq_len")
+        for length in self.seq_lens:
+            need(
+                self.longest % length == 0,
+                f"config.data.stages: seq_len={length} does not divide the longest one, {self.longest}",
+            )
+
+    @property
+    def from_steps(self) -> tuple[int, ...]:
+        """The first step of each stage; a run without stages has one."""
+        return tuple(stage.from_step for stage in self.stages) or (0,)
+
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """T of each stage."""
+        return tuple(stage.seq_len or self.seq_len for stage in self.stages) or (self.seq_len,)
+
+    @property
+    def longest(self) -> int:
+        """The longest T of the run."""
+        return max(self.seq_lens)
+
+    def stage_rows(self, batch_size: int) -> tuple[int, ...]:
+        """Rows of a step in each stage: `batch_size` is that of rows of `seq_len`, and a step's tokens are the same in all.
+
+        Raises:
+          UserError: a step's tokens are no whole number of a stage's rows.
+        """
+        tokens = batch_size * self.seq_len
+        for length in self.seq_lens:
+            need(
+                tokens % length == 0,
+                f"config.data.stages: {batch_size} × {self.seq_len} tokens of a step are no whole rows of {length}",
+            )
+        return tuple(tokens // length for length in self.seq_lens)

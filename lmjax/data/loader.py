@@ -3,19 +3,34 @@
 Row b of step s is row s B + b of the run; the mixture says which source gives it and which of that source's rows it is, the
 epoch's permutation where that begins. Nothing is carried from one step to the next: a resume needs the step, and a
 fingerprint to know that the map is still the same. Grain calls the reader ahead of the step, in threads or processes.
+
+Where the row length T changes by step, so does B: the tokens of a step stay. Concatenated sources go on where they were (`pack.py`);
+best-fit rows of another length are other rows, so each source begins its next epoch with them.
 """
 
+import bisect
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 
 from lmjax.batch import Batch
+from lmjax.data import bestfit
 from lmjax.data.config import DataConfig
 from lmjax.data.mixture import Mixture, build_mixture
-from lmjax.data.pack import VERSION, Rows, eval_rows, num_eval_rows, train_windows
+from lmjax.data.pack import (
+    VERSION,
+    Pieces,
+    Rows,
+    Stretch,
+    eval_rows,
+    num_eval_rows,
+    pieces,
+    stretch_windows,
+)
 from lmjax.data.shards import verify_shards
 from lmjax.data.source import Source, open_sources
 from lmjax.errors import UserError
@@ -27,6 +42,15 @@ def indices(rows: tuple[int, ...] | None, batch_rows: int) -> Int64[np.ndarray, 
     return np.arange(batch_rows) if rows is None else np.array(rows, np.int64)
 
 
+class Stage(NamedTuple):
+    """Steps with rows of one length and one mixture."""
+
+    from_step: int
+    batch_rows: int  # B, rows of the global batch
+    seq_len: int  # T
+    rows: tuple[int, ...] | None  # this host's, as indices into the global batch; none: all
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """The rows of a step that one source gives."""
@@ -34,7 +58,16 @@ class Part:
     source: Source
     rows: Int64[np.ndarray, " W"]  # index into the rows of the batch
     epochs: Int64[np.ndarray, " W"]
-    starts: Int64[np.ndarray, " W"]  # token of the source at which the row begins
+    starts: Int64[np.ndarray, " P"]  # token of the source at which each window of a row begins
+    widths: Int64[np.ndarray, " P"]  # tokens of it that stand in the row
+    owner: Int64[np.ndarray, " P"]  # index into `rows`, ascending
+    columns: Int64[np.ndarray, " P"]  # where in the row the window begins
+    following: Int64[np.ndarray, " P"]  # 1 where the token behind the window is its last target
+
+    def pieces(self, targets: bool) -> Pieces:
+        """The parts of documents that stand in the rows; with `targets`, and the tokens behind that they predict."""
+        found = pieces(self.source.offsets, self.starts, self.widths + self.following * targets)
+        return found._replace(window=self.owner[found.window], column=found.column + self.columns[found.window])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,36 +76,109 @@ class StepReader:
 
     sources: tuple[Source, ...]  # in the mixture's order
     mixture: Mixture
-    seq_len: int  # T
-    batch_rows: int  # B, rows of the global batch
+    stages: tuple[Stage, ...]
     seed: int
-    rows: tuple[int, ...] | None = None  # indices into the global batch; none: all
+    packing_dir: str | None = None  # of best-fit rows; none: concatenated ones
 
     def __call__(self, step: int) -> Batch:
-        packed = Rows(len(indices(self.rows, self.batch_rows)), self.seq_len)
+        stage = self.stages[self.stage_at(step)]
+        packed = Rows(len(indices(stage.rows, stage.batch_rows)), stage.seq_len)
         for part in self.parts(step):
-            widths = np.full(len(part.rows), self.seq_len + 1, np.int64)
-            packed.fill(part.source, part.rows, part.starts, widths)
+            packed.write(part.source, part.rows, part.pieces(targets=True))
         return packed.batch()
+
+    def stage_at(self, step: int) -> int:
+        """The number of a step's stage."""
+        return bisect.bisect_right([stage.from_step for stage in self.stages], step) - 1
+
+    def batch_rows(self, step: int) -> int:
+        """B of a step."""
+        return self.stages[self.stage_at(step)].batch_rows
 
     def parts(self, step: int) -> Iterator[Part]:
         """The step's rows by source."""
-        rows = int(step) * self.batch_rows + indices(self.rows, self.batch_rows)
-        sources, counters = self.mixture.locate(rows)
-        for number in np.unique(sources).tolist():
-            (here,) = np.nonzero(sources == number)
-            windows = train_windows(self.sources[number], self.seq_len, self.seed, counters[here])
-            yield Part(self.sources[number], here, windows.epochs, windows.starts)
+        number = self.stage_at(step)
+        stage, from_row = self.stages[number], self.mixture.from_row[number]
+        in_batch = indices(stage.rows, stage.batch_rows)
+        rows = from_row + (int(step) - stage.from_step) * stage.batch_rows + in_batch
+        owners, counters = self.mixture.locate(rows)
+        counters = counters - self.mixture.taken[number][owners]  # of the stage
+        for source in np.unique(owners).tolist():
+            (here,) = np.nonzero(owners == source)
+            make = self.concat_part if self.packing_dir is None else self.best_fit_part
+            yield make(number, source, here, counters[here])
+
+    def concat_part(
+        self, stage: int, source: int, rows: Int64[np.ndarray, " W"], counters: Int64[np.ndarray, " W"]
+    ) -> Part:
+        """Rows that are windows over the source's stream."""
+        stretch = self.stretch(stage, source)
+        windows = stretch_windows(self.sources[source], stretch, self.seed, counters)
+        ones = np.ones_like(rows)
+        return Part(
+            self.sources[source], rows, windows.epochs, windows.starts, ones * stretch.seq_len, np.arange(len(rows)),
+            ones * 0, ones,
+        )  # fmt: skip
+
+    def stretch(self, stage: int, source: int) -> Stretch:
+        """Where on its tape a source goes on in a stage."""
+        unit, place = max(stage.seq_len for stage in self.stages), 0
+        for number, (_, _, length, _) in enumerate(self.stages[: stage + 1]):
+            start = -(-place // length) * length  # to the next whole window
+            place = start + (self.given(number, source) or 0) * length
+        stop = None if self.given(stage, source) is None else place
+        return Stretch(self.stages[stage].seq_len, unit, start, stop, stage)
+
+    def given(self, stage: int, source: int) -> int | None:
+        """Rows that a source gives in a stage; none: the last one does not end."""
+        taken = self.mixture.taken
+        return int(taken[stage + 1][source] - taken[stage][source]) if stage + 1 < len(taken) else None
+
+    def best_fit_part(
+        self, stage: int, source: int, rows: Int64[np.ndarray, " W"], counters: Int64[np.ndarray, " W"]
+    ) -> Part:
+        """Rows of the source's prepared index for the stage's T."""
+        epoch, before = self.place(stage, source)
+        index = self.index(source, self.stages[stage].seq_len)
+        found = index.windows(self.sources[source], self.seed, epoch, before + counters)
+        return Part(
+            self.sources[source], rows, found.epochs, found.starts, found.widths, found.owner, found.columns, found.following
+        )  # fmt: skip
+
+    def place(self, stage: int, source: int) -> tuple[int, int]:
+        """(epoch, rows read since it began) where a source goes on in a stage: another T begins the next epoch."""
+        epoch, before = 0, 0
+        for number in range(stage):
+            before += self.given(number, source) or 0
+            length = self.stages[number].seq_len
+            if self.stages[number + 1].seq_len != length:
+                epoch, before = epoch - (-before // self.index(source, length).num_rows), 0
+        return epoch, before
+
+    def index(self, source: int, seq_len: int) -> bestfit.Index:
+        """The prepared rows of a source for a row length."""
+        return bestfit.index_of(self.sources[source], seq_len, self.packing_dir or "")
+
+    def prepare(self, full: bool = True) -> list[str]:
+        """Makes or verifies the indexes of best-fit rows, once before the first step; returns what to tell."""
+        notes = []
+        for length in dict.fromkeys(stage.seq_len for stage in self.stages) if self.packing_dir is not None else ():
+            for number, source in enumerate(self.sources):
+                if any(weights[number] for weights in self.mixture.weights):
+                    made = bestfit.prepare_index(source, self.index(number, length), full)
+                    notes.append(bestfit.describe(source.name, length, made))
+        return notes
 
     def identity(self) -> dict[str, Any]:
         """All that decides the batches, as JSON; not the host's rows, nor where the shards lie."""
+        packing = VERSION if self.packing_dir is None else f"best_fit {bestfit.VERSION}"
         return {
-            "packing": VERSION,
+            "packing": packing,
             "sources": {source.name: source.fingerprint for source in self.sources},
             "tokenizer": self.sources[0].tokenizer,
             "split": self.sources[0].split,
-            "seq_len": self.seq_len,
-            "batch_rows": self.batch_rows,
+            "seq_len": [stage.seq_len for stage in self.stages],
+            "batch_rows": [stage.batch_rows for stage in self.stages],
             "seed": self.seed,
             "weights": [list(weights) for weights in self.mixture.weights],
             "from_row": list(self.mixture.from_row),
@@ -143,25 +249,49 @@ class EvalBatches(Sequence):
         return eval_rows(self.source, self.seq_len, rows, self.max_rows)
 
 
-def build_train_reader(config: DataConfig, batch_rows: int, seed: int, rows: Sequence[int] | None = None) -> StepReader:
-    """The reader of a run, from its config; verifies the shards first.
+def build_train_reader(
+    config: DataConfig,
+    batch_size: int,
+    seed: int,
+    rows: Sequence[int] | Callable[[int], Sequence[int]] | None = None,
+    steps: int | None = None,
+    packing_dir: os.PathLike | str | None = None,
+) -> StepReader:
+    """The reader of a run, from its config; verifies the shards first. Call its `prepare` before the first step.
 
     Args:
       config: names the shard folders, T and the mixture.
-      batch_rows: rows of the global batch.
+      batch_size: rows of the global batch, where they have `config.seq_len` tokens.
       seed: of the run; decides shifts and permutations.
-      rows: this host's indices into the global batch; none: all.
+      rows: this host's indices into the global batch, or a function of its rows that gives them; none: all.
+      steps: of the run; needed where sources are capped.
+      packing_dir: holds the prepared rows of best_fit, unless the config names another.
 
     Raises:
       UserError: shards are missing, damaged, or of different tokenizers; an unknown source; an empty corpus.
     """
-    rows = None if rows is None else tuple(rows)
-    if rows is not None and not all(0 <= row < batch_rows for row in rows):
-        raise UserError(f"rows {rows} are outside the batch of {batch_rows}")
+    best_fit = config.packing == "best_fit"
+    packing_dir = config.packing_dir or packing_dir
+    if best_fit and (packing_dir is None or "://" in os.fspath(packing_dir)):
+        raise UserError("config.data.packing='best_fit' keeps its rows in local files: set config.data.packing_dir")
     sources = verified_sources(config, config.train_split)
     tokens = {source.name: source.num_tokens for source in sources}
-    mixture = build_mixture(tokens, config.weights, config.stages, batch_rows)
-    return StepReader(sources, mixture, config.seq_len, batch_rows, seed, rows)
+    mixture = build_mixture(tokens, config, batch_size, steps)
+    stages = tuple(
+        Stage(step, count, length, host_rows(rows, count))
+        for step, count, length in zip(config.from_steps, config.stage_rows(batch_size), config.seq_lens)
+    )
+    return StepReader(sources, mixture, stages, seed, os.fspath(packing_dir) if best_fit else None)
+
+
+def host_rows(rows: Sequence[int] | Callable[[int], Sequence[int]] | None, batch_rows: int) -> tuple[int, ...] | None:
+    """A host's rows of a global batch of `batch_rows`; none: all."""
+    if rows is None:
+        return None
+    chosen = tuple(rows(batch_rows) if callable(rows) else rows)
+    if not all(0 <= row < batch_rows for row in chosen):
+        raise UserError(f"rows {chosen} are outside the batch of {batch_rows}")
+    return chosen
 
 
 def eval_sources(config: DataConfig, split: str | None = None) -> dict[str, Source]:

@@ -5,17 +5,22 @@ where w_i > 0, spread evenly: its k-th row stands at (k + 1/2) M / c_i among all
 source's share to within a row or so, and the share over a block is w_i to within 1/M, with M large enough for the smallest.
 
 Weights may change by step (a curriculum): each stage has its own block, and a source goes on where it was.
+
+Where no weights are given, w_i ∝ n_i^(1/τ) for n_i tokens and a temperature τ: 1 takes sources as large as they are, a high one all
+alike (Conneau et al., 2020: "Unsupervised cross-lingual representation learning at scale", with α = 1/τ = 0.3). A source that
+would be read more often than it may is cut to its cap, and the others take the rest in proportion, until none is above.
 """
 
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, Int64, Integer
+from jaxtyping import Bool, Float64, Int32, Int64, Integer
 
 from lmjax.config import did_you_mean
-from lmjax.data.config import StageConfig
+from lmjax.data.config import DataConfig
 from lmjax.errors import UserError
 
 MIN_BLOCK, MAX_BLOCK = 1 << 8, 1 << 20  # rows
@@ -104,40 +109,168 @@ def apportion(weights: np.ndarray, rows: int) -> Int64[np.ndarray, " S"]:
     return counts
 
 
-def build_mixture(
-    tokens: Mapping[str, int], weights: Mapping[str, float | int], stages: Sequence[StageConfig], batch_rows: int
-) -> Mixture:
+def build_mixture(tokens: Mapping[str, int], config: DataConfig, batch_size: int, steps: int | None = None) -> Mixture:
     """The mixture of a run.
 
     Args:
       tokens: source → its tokens; the order of the sources is the order of the names.
-      weights: source → share; empty: in proportion to tokens.
-      stages: weights by step, instead of `weights`.
-      batch_rows: rows of a step.
+      config: weights or temperature, caps, stages.
+      batch_size: rows of a step, where they have `config.seq_len` tokens.
+      steps: of the run; only caps need it.
 
     Raises:
-      UserError: a name is unknown, a source is given no weight (0 leaves it out), or one with a weight is empty.
+      UserError: a name is unknown, a source is given no weight (0 leaves it out), one with a weight is empty, or the caps
+        leave too few tokens.
     """
-    by_step = {stage.from_step: stage.weights for stage in stages} or {0: weights or tokens}
-    check_names(tokens, by_step)
+    rows, starts = config.stage_rows(batch_size), config.from_steps
+    from_row = np.cumsum([0, *(n * (stop - start) for n, start, stop in zip(rows, starts, starts[1:]))])
+    by_stage = shares(tokens, config, batch_size * config.seq_len, steps)
     names = tuple(sorted(tokens))
-    shares = []
-    for step, stage in by_step.items():
-        total = sum(stage.values())
-        if not total > 0:
-            raise UserError(f"config.data: the weights from step {step} sum to 0")
-        shares.append(tuple(float(stage.get(name, 0)) / total for name in names))
-    return Mixture(names, tuple(shares), tuple(step * batch_rows for step in by_step))
+    return Mixture(names, tuple(tuple(stage.tolist()) for stage in by_stage), tuple(from_row.tolist()))
 
 
-def check_names(tokens: Mapping[str, int], by_step: Mapping[int, Mapping[str, float | int]]) -> None:
-    """Every source has a weight in some stage, every weight a source, every source that is read a token."""
-    named = {name for stage in by_step.values() for name in stage}
-    for name in sorted(named - tokens.keys()):
+# ------------------------------------------------------------------------------------------------------------------ shares
+
+
+def shares(
+    tokens: Mapping[str, int], config: DataConfig, tokens_per_step: float | int, steps: int | None
+) -> list[Float64[np.ndarray, " S"]]:
+    """For each stage the share of each source, in the order of the names; each sums to 1."""
+    default = config.weights or {name: n ** (1 / (config.temperature or 1.0)) for name, n in tokens.items()}
+    by_stage = [stage.weights or default for stage in config.stages] or [default]
+    implied = default is not config.weights and not any(stage.weights for stage in config.stages)
+    check_names(tokens, config, by_stage, implied)
+    names, wanted = sorted(tokens), []
+    for stage in by_stage:
+        weights = np.array([float(stage.get(name, 0)) for name in names])
+        wanted.append(weights / weights.sum())
+    if not (config.max_epochs or config.max_tokens):
+        return wanted
+    if steps is None:
+        raise ValueError("caps over a run need the number of its steps")
+    left, made = caps(tokens, config), []
+    for start, stop, stage in zip(config.from_steps, [*config.from_steps[1:], steps], wanted):
+        amount = max(0, min(stop, steps) - start) * tokens_per_step
+        made.append(capped(names, stage, left, amount, start) if amount else stage)
+        left = np.maximum(left - made[-1] * amount, 0.0)
+    return made
+
+
+def check_names(
+    tokens: Mapping[str, int], config: DataConfig, by_stage: Sequence[Mapping[str, float | int]], implied: bool
+) -> None:
+    """Every source has a weight in some stage, every weight and cap a source, every source that is read a token."""
+    named = {name for stage in by_stage for name in stage}
+    capped_names = {*config.max_epochs, *config.max_tokens} - {"*"}
+    for name in sorted((named | capped_names) - tokens.keys()):
         raise UserError(f"config.data: no source {name!r} in the shards{did_you_mean(name, tokens)}")
     for name in sorted(tokens.keys() - named):
         raise UserError(f"config.data: source {name!r} has no weight; give it one, or 0 to leave it out")
     for name in sorted(tokens):
-        left_out = tokens not in by_step.values() and not any(stage.get(name) for stage in by_step.values())
+        left_out = not implied and not any(stage.get(name) for stage in by_stage)
         if tokens[name] == 0 and not left_out:
             raise UserError(f"empty corpus: source {name!r} holds no token in this split; give it weight 0")
+
+
+def caps(tokens: Mapping[str, int], config: DataConfig) -> Float64[np.ndarray, " S"]:
+    """The tokens that may be read of each source over the run."""
+    epochs, most, free = config.max_epochs, config.max_tokens, float("inf")
+    return np.array(
+        [
+            min(tokens[name] * epochs.get(name, epochs.get("*", free)), most.get(name, most.get("*", free)))
+            for name in sorted(tokens)
+        ]
+    )
+
+
+def capped(
+    names: Sequence[str],
+    wanted: Float64[np.ndarray, " S"],
+    left: Float64[np.ndarray, " S"],
+    amount: float | int,
+    from_step: int,
+) -> Float64[np.ndarray, " S"]:
+    """The shares of a stage of `amount` tokens of which source i may give `left[i]`."""
+    most = np.where(wanted > 0, left / amount, 0.0)
+    if most.sum() < 1 - 1e-9:
+        given = ", ".join(f"{name} {int(n):,}" for name, n, share in zip(names, left, wanted) if share > 0)
+        raise UserError(
+            f"config.data: from step {from_step} the run reads {amount:,.0f} tokens, but max_epochs and max_tokens leave "
+            f"{most.sum() * amount:,.0f} ({given}): raise them, add a source, or train fewer steps"
+        )
+    filled, full = water_fill(wanted, most)
+    for _ in range(3):  # blocks round to whole rows: a full source down, so that it stays below its cap
+        filled = round_down(filled, most, full, block_size(filled))
+    return filled
+
+
+def water_fill(
+    wanted: Float64[np.ndarray, " S"], most: Float64[np.ndarray, " S"]
+) -> tuple[Float64[np.ndarray, " S"], Bool[np.ndarray, " S"]]:
+    """Shares of which none is above its cap, the others in proportion to what was wanted; and which are at their cap."""
+    full = np.zeros(len(wanted), bool)
+    while True:
+        others = wanted[~full].sum()
+        if not others > 0:  # the caps are just enough
+            return most / most.sum(), full
+        raised = wanted * max(0.0, 1 - most[full].sum()) / others
+        over = ~full & (raised > most)
+        if not over.any():
+            return np.where(full, most, raised), full
+        full |= over
+
+
+def round_down(
+    filled: Float64[np.ndarray, " S"], most: Float64[np.ndarray, " S"], full: Bool[np.ndarray, " S"], rows: int
+) -> Float64[np.ndarray, " S"]:
+    """Full sources at a whole number of a block's rows, never above their cap; the others take the rest."""
+    others = filled[~full].sum()
+    if not others > 0:
+        return filled
+    down = np.floor(most * rows * full + 1e-9) / rows if full.any() else np.zeros_like(filled)
+    return np.where(full, down, filled * (1 - down[full].sum()) / others)
+
+
+# ------------------------------------------------------------------------------------------------------------------ budget
+
+
+class Budget(NamedTuple):
+    """What a run reads of a source."""
+
+    source: str
+    tokens: int  # it has
+    share: float  # of the run's tokens
+    tokens_read: int  # padding included, where rows are padded
+    epochs: float  # how often it is read
+
+
+def budget(tokens: Mapping[str, int], config: DataConfig, total_tokens: int, steps: int = 1) -> list[Budget]:
+    """What a run of `total_tokens` over `steps` steps reads of each source, by name.
+
+    Args:
+      tokens: source → its tokens.
+      config: weights or temperature, caps, stages.
+      total_tokens: of the run, over all sources.
+      steps: of the run; stages begin at steps.
+
+    Raises:
+      UserError: as `build_mixture`.
+    """
+    by_stage = shares(tokens, config, total_tokens / steps, steps)
+    stops = [min(stop, steps) for stop in (*config.from_steps[1:], steps)]
+    lengths = [max(0, stop - start) / steps for start, stop in zip(config.from_steps, stops)]
+    mean = sum(length * stage for length, stage in zip(lengths, by_stage))
+    rows = []
+    for name, share in zip(sorted(tokens), np.asarray(mean).tolist()):
+        read = round(share * total_tokens)
+        rows.append(Budget(name, tokens[name], share, read, read / tokens[name] if read else 0.0))
+    return rows
+
+
+def budget_lines(rows: Sequence[Budget]) -> list[str]:
+    """A budget for people, a line for each source."""
+    wide = max(len(row.source) for row in rows)
+    return [
+        f"{row.source:{wide}}  {row.share:7.2%} of the run: {row.tokens_read:,} tokens, {row.epochs:.2f} × its {row.tokens:,}"
+        for row in rows
+    ]

@@ -10,7 +10,12 @@ is a generalized Feistel network over the smallest near-square rectangle that ho
 lands below R (Black and Rogaway, 2002: "Ciphers with arbitrary finite domains"). Fewer than T tokens are left out of an
 epoch, others each time; a source shorter than T repeats.
 
-Documents that meet in a row are pieces: attention, positions and targets stay inside one.
+Where T changes within a run, U is the longest one and the epoch is cut into windows of U, in their permuted order a tape on
+which each stage goes on where the one before stopped: no token is read twice in an epoch, and a change leaves out fewer than U.
+A stage's shorter rows are permuted once more, among those it reads of the epoch, so that neighbours on the tape do not meet in
+a batch.
+
+Documents that meet in a row are pieces: attention, positions and targets stay inside one. Best-fit packing is in `bestfit.py`.
 """
 
 import hashlib
@@ -42,17 +47,47 @@ class Windows(NamedTuple):
     starts: Int64[np.ndarray, " B"]  # token of the source
 
 
+class Stretch(NamedTuple):
+    """What a stage of a run reads of a source: a part of the tape of its epochs, one after another."""
+
+    seq_len: int  # T of the stage's rows
+    unit: int  # U, the longest T of the run; T divides it
+    start: int  # token of the tape at which the first row begins, a multiple of T
+    stop: int | None  # token of the tape behind the last row; none: there is no last one
+    number: int  # of the stage
+
+
 def train_windows(source: Source, seq_len: int, seed: int, counters: Integer[np.ndarray, " B"]) -> Windows:
-    """The windows of a source's rows number `counters`."""
-    per_epoch = rows_per_epoch(source.num_tokens, seq_len)
-    epochs, rows = np.divmod(counters, per_epoch)
-    starts = np.zeros_like(rows)
+    """The windows of a source's rows number `counters`, where all rows of the run have one length."""
+    return stretch_windows(source, Stretch(seq_len, seq_len, 0, None, 0), seed, counters)
+
+
+def stretch_windows(source: Source, stretch: Stretch, seed: int, counters: Integer[np.ndarray, " B"]) -> Windows:
+    """The windows of a source's rows number `counters` of a stage."""
+    per_epoch, unit = rows_per_epoch(source.num_tokens, stretch.unit), stretch.unit
+    tape = stretch.start + counters * stretch.seq_len
+    epochs, within = np.divmod(tape, per_epoch * unit)
+    starts = np.zeros_like(within)
     for epoch in np.unique(epochs).tolist():
         here = epochs == epoch
         keys, shift = epoch_keys(seed, source.name, epoch)
-        turned = permute(rows[here], per_epoch, keys) * seq_len
+        if stretch.seq_len < unit:
+            within[here] = shuffle_stretch(source, stretch, seed, epoch, per_epoch * unit, within[here])
+        units, columns = np.divmod(within[here], unit)
+        turned = permute(units, per_epoch, keys) * unit + columns
         starts[here] = (turned + shift % source.num_tokens) % source.num_tokens
     return Windows(epochs, starts)
+
+
+def shuffle_stretch(
+    source: Source, stretch: Stretch, seed: int, epoch: int, length: int, within: Int64[np.ndarray, " B"]
+) -> Int64[np.ndarray, " B"]:
+    """Places in an epoch of `length` tokens → the same, permuted among the rows that the stage reads of it."""
+    first = max(stretch.start - epoch * length, 0)
+    stop = length if stretch.stop is None else min(stretch.stop - epoch * length, length)
+    keys, _ = epoch_keys(seed, f"{source.name}/{stretch.number}", epoch)
+    rows = permute((within - first) // stretch.seq_len, (stop - first) // stretch.seq_len, keys)
+    return first + rows * stretch.seq_len
 
 
 def epoch_keys(seed: int, source: str, epoch: int) -> tuple[UInt64[np.ndarray, " R"], int]:
@@ -157,7 +192,10 @@ class Rows:
         widths: Int64[np.ndarray, " W"],
     ) -> None:
         """Writes windows of a source into rows; what a window does not reach stays padding."""
-        found = pieces(source.offsets, starts, widths)
+        self.write(source, rows, pieces(source.offsets, starts, widths))
+
+    def write(self, source: Source, rows: Integer[np.ndarray, " W"], found: Pieces) -> None:
+        """Writes pieces of a source into rows; `found.window` is an index into `rows`, ascending."""
         unique, which = np.unique(found.document, return_inverse=True)
         documents = source.read(unique)
         width = self.tokens.shape[1]

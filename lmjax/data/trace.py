@@ -2,10 +2,7 @@
 
 from typing import Any
 
-import numpy as np
-
 from lmjax.data.loader import Part, StepReader, indices
-from lmjax.data.pack import pieces
 
 
 def trace(reader: StepReader, step: int) -> list[dict[str, Any]]:
@@ -13,18 +10,18 @@ def trace(reader: StepReader, step: int) -> list[dict[str, Any]]:
 
     Tokens [start_token, stop_token) of a document, special ids included, stand in the row one after another.
     """
-    rows = [row for part in reader.parts(step) for row in trace_part(reader, part)]
+    stage = reader.stages[reader.stage_at(step)]
+    in_batch = indices(stage.rows, stage.batch_rows)
+    rows = [row for part in reader.parts(step) for row in trace_part(part, in_batch[part.rows].tolist())]
     return sorted(rows, key=lambda row: row["row"])
 
 
-def trace_part(reader: StepReader, part: Part) -> list[dict[str, Any]]:
-    """The rows of a step that one source gives."""
-    widths = np.full(len(part.rows), reader.seq_len, np.int64)
-    found = pieces(part.source.offsets, part.starts, widths)
-    in_batch = indices(reader.rows, reader.batch_rows)[part.rows]
+def trace_part(part: Part, in_batch: list[int]) -> list[dict[str, Any]]:
+    """The rows of a step that one source gives, numbered `in_batch`."""
+    found = part.pieces(targets=False)
     rows: list[dict[str, Any]] = [
         {"row": row, "source": part.source.name, "epoch": epoch, "documents": []}
-        for row, epoch in zip(in_batch.tolist(), part.epochs.tolist())
+        for row, epoch in zip(in_batch, part.epochs.tolist())
     ]
     for window, document, start, length in zip(
         found.window.tolist(), found.document.tolist(), found.start.tolist(), found.length.tolist()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmjax.config import build
-from lmjax.data.config import StageConfig
+from lmjax.data.config import DataConfig
 from lmjax.data.mixture import MAX_BLOCK, MIN_BLOCK, apportion, build_mixture
 from lmjax.errors import UserError
 
@@ -14,8 +14,8 @@ TOKENS = {"code": 900, "docs": 99, "rare": 1}
 
 
 def mixture(weights, stages=(), batch_rows=8, tokens=TOKENS):
-    stages = [build(StageConfig, {"from_step": step, "weights": shares}) for step, shares in stages]
-    return build_mixture(tokens, weights, stages, batch_rows)
+    stages = [{"from_step": step, "weights": shares} for step, shares in stages]
+    return build_mixture(tokens, build(DataConfig, {"weights": weights, "stages": stages}), batch_rows)
 
 
 def block_of(mix, stage=0):
@@ -155,5 +155,5 @@ def test_empty_sources_must_be_left_out():
 
 
 def test_a_stage_without_weights_is_refused():
-    with pytest.raises(UserError, match="weights from step 5 sum to 0"):
+    with pytest.raises(UserError, match="from step 5 has neither weights nor seq_len"):
         mixture({}, [(0, {"code": 1, "docs": 1, "rare": 1}), (5, {})])
