@@ -29,6 +29,32 @@ def corpus(args: argparse.Namespace) -> None:
     made(args.out, *result)
 
 
+def prepare(args: argparse.Namespace) -> None:
+    """Clean, filter, deduplicate and report on documents, by the stages that a config names."""
+    from lmjax.data.prepare import PrepareConfig
+
+    if args.explain is not None:
+        from lmjax.data.report import explain
+
+        for line in explain(args.out, args.explain):
+            write(f"{line}\n")
+        return
+    config = configs.load(PrepareConfig, args.config, args.overrides)
+    from lmjax.data import prepare as stages
+
+    if args.dry_run:
+        from lmjax.data import dry_run
+
+        with working("trying the stages on a sample") as update:
+            estimate = dry_run.estimate(config, args.documents, args.source, args.sample, told(update))
+        dry_run.show(estimate)
+        return
+    with working("preparing") as update:
+        result = stages.prepare(config, args.out, args.documents, args.source, told(update))
+    made(args.out, *result)
+    print(f"  report: {os.path.join(args.out, 'report.html')}")
+
+
 def split(args: argparse.Namespace) -> None:
     """Split documents into train, validation and test by the hash of their text."""
     from lmjax.data.config import SplitConfig
@@ -145,6 +171,11 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
         yield lambda text: progress.update(task, description=text)
 
 
+def told(update: Callable[[str], None]) -> Callable[[str, int, int], None]:
+    """What an engine is to call: `update` with the tasks done."""
+    return lambda label, done, total: update(f"{label}: {done:,} of {total:,} tasks")
+
+
 def made(out: str, manifest, skipped: bool) -> None:
     """A line about a stage's output, and one for each of its parts."""
     print(
@@ -240,6 +271,14 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", required=True, metavar="DIR")
     sub.add_argument("--max-bytes", type=int, metavar="N", help="a part of it, for a quick try")
 
+    sub = verb("prepare", prepare, config=False)
+    sub.add_argument("--documents", nargs="+", default=[], metavar="PATH", help="a corpus, or files, folders, globs")
+    sub.add_argument("--source", metavar="NAME", help="the source's name, for files that are no corpus")
+    sub.add_argument("--out", metavar="DIR", help="an output of this verb is brought up to date")
+    sub.add_argument("--dry-run", action="store_true", help="try a sample; estimate what is kept, and each source's tokens")
+    sub.add_argument("--sample", type=int, default=1000, metavar="N", help="documents of a source to try (default: 1000)")
+    sub.add_argument("--explain", metavar="ID", help="tell what happened to a document in --out")
+
     sub = verb("split", split, config=False)
     sub.add_argument("--documents", required=True, nargs="+", metavar="PATH", help="a corpus, or files, folders, globs")
     sub.add_argument("--source", metavar="NAME", help="the source's name, for files that are no corpus")
@@ -305,9 +344,21 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     prefix = "--config."
     args = parser.parse_args([arg for arg in argv if not arg.startswith(prefix)])
     args.overrides = [arg.removeprefix(prefix) for arg in argv if arg.startswith(prefix)]
+    if args.verb == "prepare":
+        check_prepare(parser, args)
     if args.overrides and not args.takes_config:
         parser.error(f"`lmjax {args.verb}` takes no config: --config.{args.overrides[0]}")
     return args
+
+
+def check_prepare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """--explain reads an output; all else needs a config, and writes one unless it is dry."""
+    if args.out is None and not args.dry_run:
+        parser.error("prepare: --out DIR is needed")
+    if args.config is None and args.explain is None:
+        parser.error("prepare: --config FILE is needed, such as configs/data/web.py")
+    if args.sample < 1:
+        parser.error("prepare: --sample must be at least 1")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,6 +25,7 @@ from etils import epath
 
 from lmjax.config import did_you_mean, free, is_free, need, to_dict
 from lmjax.data import passes, report
+from lmjax.data.config import DataConfig
 from lmjax.data.engine import Engine, Progress, Task, open_engine
 from lmjax.data.inputs import find_files
 from lmjax.data.read import SUFFIX
@@ -66,14 +67,16 @@ class PrepareConfig:
     sources: dict[str, InputConfig] = dataclasses.field(default_factory=dict)  # or --documents on the command line
     stages: tuple[str, ...] = ()  # names of the sections below; a stage may stand twice
     shard_bytes: int = 32_000_000  # of text: what a task works on, and what a kill may cost
-    max_failed_share: float = (
-        0.01  # of a source's records that may fail to be read, or in a stage, before it is an error
-    )
+    max_failed_share: float = 0.01  # of a source's documents that may fail in the reading or a stage: more is an error
     tokenizer: str | None = free(None)  # made by `lmjax tokenizer`: the report's tokens are measured by it, not guessed
     save: Literal["stage", "pass"] = free("stage")
     # stage: each stage's output is kept, so that a changed option redoes it and what follows; pass: stages that judge
     # documents one by one run in one go, which saves disk and time
     keep_work: bool = free(True)  # False: OUT/work is removed at the end, and a changed config begins anew
+    data: DataConfig = dataclasses.field(default_factory=DataConfig, metadata={"free": True})
+    # the mixture of the run that will read this: --dry-run tells the tokens of each source
+    run_tokens: int | None = free(None)  # of that run; none: as many as are kept
+    run_steps: int = free(1)  # of that run, where its mixture changes by step
     engine: Literal["local", "ray"] = free("local")
     num_workers: int = free(1)  # processes of the local engine
     ray_address: str | None = free(None)  # of a running cluster; none: one is started here
@@ -81,6 +84,8 @@ class PrepareConfig:
     def __post_init__(self):
         need(self.shard_bytes >= 1, f"config.shard_bytes={self.shard_bytes} must be at least 1")
         need(0 <= self.max_failed_share <= 1, f"config.max_failed_share={self.max_failed_share} must be a share")
+        need(self.run_tokens is None or self.run_tokens > 0, f"config.run_tokens={self.run_tokens} must be positive")
+        need(self.run_steps > 0, f"config.run_steps={self.run_steps} must be positive")
         need(self.num_workers >= 0, f"config.num_workers={self.num_workers} must not be negative")
         for name in self.stages:
             need(

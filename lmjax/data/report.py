@@ -206,13 +206,13 @@ def cell(value: Any) -> str:
     return f'<td class="n">{number(value)}</td>' if isinstance(value, int | float | None) else f"<td>{value}</td>"
 
 
-def bars(counts: dict[str, Any], whole: int | float, name: str, bad: bool = False) -> str:
-    """A table of counts, the largest first, with bars."""
+def bars(counts: dict[str, Any], whole: int | float, name: str, bad: bool = False, sort: bool = True) -> str:
+    """A table of counts with bars, the largest first or in their own order."""
     if not counts:
         return ""
     most = max(counts.values()) or 1
     lines = []
-    for key, value in sorted(counts.items(), key=lambda item: -item[1])[:50]:
+    for key, value in (sorted(counts.items(), key=lambda item: -item[1]) if sort else list(counts.items()))[:50]:
         bar = f'<td class="bar{" bad" if bad else ""}"><div style="width:{100 * value / most:.1f}%"></div></td>'
         cells = f'<td>{text(key)}</td><td class="n">{number(value)}</td><td class="n">{share(value, whole)}</td>{bar}'
         lines.append(f"<tr>{cells}</tr>")
@@ -266,8 +266,10 @@ def distributions(source: str, profiles: dict[str, Any]) -> str:
         if values is None:
             continue
         documents = sum(values["lengths_below"].values())
-        lengths = {f"below {int(k):,}": v for k, v in values["lengths_below"].items()}
-        parts.append(bars(lengths, documents, f"characters, {name}"))
+        lengths = {
+            f"below {int(k):,}": v for k, v in sorted(values["lengths_below"].items(), key=lambda item: int(item[0]))
+        }
+        parts.append(bars(lengths, documents, f"characters, {name}", sort=False))
         parts.append(bars(values["languages"], documents, f"language, {name}"))
     return "".join(parts)
 

@@ -1,0 +1,172 @@
+"""`lmjax prepare --dry-run`: the stages on a sample, and what that says of the whole: documents and tokens of each source.
+
+The sample is the first documents of files spread evenly over a source. It goes through the very stages in a temporary folder. What
+only shows over the whole (copies far apart, caps) is told as a lower bound of what is dropped.
+"""
+
+import dataclasses
+import itertools
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmjax.data import passes, prepare
+from lmjax.data.document import Document, to_bytes
+from lmjax.data.engine import LocalEngine, Progress
+from lmjax.data.inputs import PARQUET_SUFFIX
+from lmjax.data.mixture import Budget, budget
+from lmjax.data.read import SUFFIX, Counts, DocumentWriter
+from lmjax.data.report import collect
+from lmjax.data.stage import GlobalStage
+from lmjax.errors import UserError
+from lmjax.files import sha256_file
+
+SPREAD = 10  # files of a source that the sample comes from
+COMPRESSED = (".gz", ".zst", PARQUET_SUFFIX)
+
+
+@dataclasses.dataclass
+class Sampled:
+    """The sample of a source, and how much of the source it is."""
+
+    documents: int = 0
+    text_bytes: int = 0
+    file_bytes: float = 0  # of the files, as far as they were read
+    whole: bool = True  # no file was left before its end
+
+
+def estimate(
+    config: prepare.PrepareConfig,
+    documents: Sequence[str],
+    source: str | None,
+    num_documents: int,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """What preparing would give.
+
+    Args:
+      config: as for `prepare`.
+      documents: as for `prepare`.
+      source: as for `prepare`.
+      num_documents: of each source's sample.
+      progress: is told of tasks done.
+
+    Returns:
+      {"stages": rows of the sample, "sources": {source: {files, file_bytes, sampled, documents, tokens, exact}}, "budget": the
+      mixture's rows, "whole_only": the stages whose drops a sample understates}.
+    """
+    stages = [getattr(config, name) for name in config.stages]
+    hashes = {path: prepare.fingerprint(path) for stage in stages for path in stage.files()}
+    units = prepare.open_units(config, documents, source)
+    with tempfile.TemporaryDirectory(prefix="lmjax-dry-run-") as folder:
+        sampled, drawn = {}, []
+        for name in dict.fromkeys(unit.source for unit in units):
+            path = Path(folder) / f"{name}{SUFFIX}"
+            sampled[name] = write_sample([unit for unit in units if unit.source == name], path, num_documents)
+            drawn.append(passes.Unit(name, 0, ((path.name, str(path)),), (sha256_file(path),), True, "text", "id"))
+        with LocalEngine(0, progress) as engine:
+            done = prepare.run_passes(config, stages, drawn, hashes, Path(folder) / prepare.WORK, engine)
+            values = collect(config.tokenizer, done)
+    sources = {name: extrapolate(name, units, sampled[name], values) for name in sampled}
+    tokens = {name: row["tokens"] for name, row in sources.items()}
+    whole_only = [stage.name for stage in stages if isinstance(stage, GlobalStage)]
+    rows = [{"stage": stage["stage"], **stage["total"]} for stage in values["stages"]]
+    return {"stages": rows, "sources": sources, "budget": run_budget(config, tokens), "whole_only": whole_only}
+
+
+def run_budget(config: prepare.PrepareConfig, tokens: dict[str, int]) -> list[Budget]:
+    """What a run reads of each source; where its length is not given, as many tokens as there are."""
+    tokens = {name: count for name, count in tokens.items() if count}
+    if not tokens:
+        raise UserError("no document of the sample is left: there is nothing to mix")
+    return budget(tokens, config.data, config.run_tokens or sum(tokens.values()), config.run_steps)
+
+
+def write_sample(units: Sequence[passes.Unit], path: Path, num_documents: int) -> Sampled:
+    """Writes the first documents of some units."""
+    some = units[:: max(1, len(units) // SPREAD)]
+    sampled, each = Sampled(whole=len(some) == len(units)), -(-num_documents // len(some))
+    with DocumentWriter(path) as writer:
+        for unit in some:
+            counts = Counts()
+            counts.quarantine = lambda *_: None
+            found = passes.unit_documents(unit, counts)
+            before = writer.bytes
+            first = list(itertools.islice(found, each))
+            for document in first:
+                writer.write(document)
+            size = sum(Path(file).stat().st_size for _, file in unit.files)
+            if next(found, None) is not None:
+                sampled.whole = False
+                size = min(size, (writer.bytes - before) / expansion(unit, first))
+            sampled.file_bytes += size
+        sampled.documents, sampled.text_bytes = writer.documents, writer.bytes
+    if not sampled.documents:
+        raise UserError(f"the source {units[0].source} holds no document that can be read")
+    return sampled
+
+
+def expansion(unit: passes.Unit, documents: Sequence[Document]) -> float:
+    """Bytes of text for each byte of a file: measured by compressing, where the files are compressed."""
+    if not unit.files[0][1].endswith(COMPRESSED):
+        return 1.0
+    text = b"".join(to_bytes(document.text) for document in documents)
+    return max(1.0, len(text) / max(1, len(zlib.compress(text, 6))))
+
+
+def extrapolate(source: str, units: Sequence[passes.Unit], sampled: Sampled, values: dict[str, Any]) -> dict[str, Any]:
+    """The sample's outcome, times how often it goes into the source."""
+    files = [file for unit in units if unit.source == source for _, file in unit.files]
+    size = sum(Path(file).stat().st_size for file in files)
+    times = 1.0 if sampled.whole else max(1.0, size / max(1.0, sampled.file_bytes))
+    last = values["stages"][-1]["sources"][source]
+    return {
+        "files": len(files),
+        "file_bytes": size,
+        "sampled": sampled.documents,
+        "documents": round(last["kept"] * times),
+        "tokens": round(last["tokens_kept"] * times),
+        "exact": sampled.whole,
+    }
+
+
+def show(estimated: dict[str, Any]) -> None:
+    """Prints the estimate."""
+    from rich.console import Console
+
+    for table in tables(estimated):
+        Console().print(table)
+    for name in estimated["whole_only"]:
+        print(f"{name} was tried on the sample alone: over the whole it drops more")
+
+
+def tables(estimated: dict[str, Any]) -> Iterator[Any]:
+    """The stages on the sample, the sources, the budget."""
+    from rich.table import Table
+
+    stages = Table("stage", "read", "kept", "dropped, most for", "documents/s", title="the sample")
+    for row in estimated["stages"]:
+        reasons = sorted(row["dropped"].items(), key=lambda item: -item[1])[:3]
+        speed = f"{row['read'] / row['seconds']:,.0f}" if row["seconds"] > 0 else ""
+        stages.add_row(
+            row["stage"], f"{row['read']:,}", f"{row['kept']:,}", ", ".join(f"{r} {n}" for r, n in reasons), speed
+        )
+    yield stages
+    sources = Table(
+        "source", "files", "bytes", "sampled", "documents kept", "tokens kept", title="the whole, estimated"
+    )
+    for name, row in estimated["sources"].items():
+        about = "" if row["exact"] else "about "
+        sources.add_row(
+            name, f"{row['files']:,}", f"{row['file_bytes']:,}", f"{row['sampled']:,}", f"{about}{row['documents']:,}",
+            f"{about}{row['tokens']:,}",
+        )  # fmt: skip
+    yield sources
+    mixture = Table(
+        "source", "share of the run", "tokens read", "epochs", title="the run's tokens (config.data, config.run_tokens)"
+    )
+    for row in estimated["budget"]:
+        mixture.add_row(row.source, f"{row.share:.2%}", f"{row.tokens_read:,}", f"{row.epochs:.2f}")
+    yield mixture

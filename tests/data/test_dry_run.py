@@ -1,0 +1,72 @@
+"""The dry run: what a sample says of the whole, against what the whole then gives."""
+
+import gzip
+import json
+import random
+
+import pytest
+import test_prepare
+
+from lmjax.data import dry_run, prepare
+from lmjax.data.config import DataConfig
+from lmjax.errors import UserError
+from lmjax.files import read_json
+
+
+def test_all_of_a_small_source_is_exact(tmp_path):
+    config = test_prepare.config(
+        test_prepare.make_inputs(tmp_path / "in", 60),
+        data=DataConfig(weights={"web": 3.0, "books": 1.0}),
+        run_tokens=4000,
+    )
+    estimated = dry_run.estimate(config, [], None, 1000)
+    prepare.prepare(config, tmp_path / "out")
+    last = read_json(tmp_path / "out" / "report.json")["stages"][-1]["sources"]
+    for source in ("web", "books"):
+        row = estimated["sources"][source]
+        assert (
+            row["exact"] and row["documents"] == last[source]["kept"] and row["tokens"] == last[source]["tokens_kept"]
+        )
+    books, web = estimated["budget"]
+    assert (books.source, books.tokens_read, web.tokens_read) == ("books", 1000, 3000)
+    assert web.epochs == 3000 / last["web"]["tokens_kept"]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
+def test_a_sample_of_a_large_source_comes_near(tmp_path, suffix):
+    rng = random.Random(0)
+    for part in range(3):
+        lines = [
+            json.dumps({"id": f"{part}/{i}", "text": " ".join(rng.choices(test_prepare.WORDS, k=rng.randint(2, 120)))})
+            + "\n"
+            for i in range(1500)
+        ]
+        opened = gzip.open if suffix.endswith("gz") else open
+        with opened(tmp_path / f"{part}.{suffix}", "wt") as file:
+            file.writelines(lines)
+    sources = {"web": prepare.InputConfig((str(tmp_path),))}
+    config = test_prepare.Config(sources=sources, stages=("short",), max_failed_share=0.2)
+    row = dry_run.estimate(config, [], None, 300)["sources"]["web"]
+    prepare.prepare(config, tmp_path / "out")
+    kept = read_json(tmp_path / "out" / "report.json")["stages"][-1]["total"]
+    assert not row["exact"] and row["sampled"] == 300
+    assert row["documents"] == pytest.approx(kept["kept"], rel=0.35)
+    assert row["tokens"] == pytest.approx(kept["tokens_kept"], rel=0.35)
+
+
+def test_nothing_left(tmp_path):
+    config = test_prepare.config(
+        test_prepare.make_inputs(tmp_path / "in", 30), short=test_prepare.Short(min_characters=10**6)
+    )
+    with pytest.raises(UserError, match="nothing to mix"):
+        dry_run.estimate(config, [], None, 10)
+
+
+def test_tables(tmp_path, capsys):
+    dry_run.show(
+        dry_run.estimate(
+            test_prepare.config(test_prepare.make_inputs(tmp_path / "in", 60), max_failed_share=1.0), [], None, 10
+        )
+    )
+    printed = capsys.readouterr().out
+    assert "the whole, estimated" in printed and "about" in printed and "once was tried on the sample alone" in printed
