@@ -25,10 +25,10 @@ from etils import epath
 from lmjax.data import read
 from lmjax.data.compression import decompressed, raw_blocks
 from lmjax.data.document import Document, draw
-from lmjax.data.engine import Task
+from lmjax.data.engine import Engine, Task, receipt
 from lmjax.data.read import SUFFIX, ZSTD_LEVEL, DocumentWriter, read_written
 from lmjax.data.stage import SAMPLES, Counts, Event, GlobalStage, MapStage, Sample, Shard, Stage, add_sample, run, timed
-from lmjax.files import sha256_file
+from lmjax.files import read_json, sha256_file, write_json
 
 TEMPORARY = ".tmp"  # ends the name of a file that is being written
 
@@ -260,25 +260,37 @@ def own_folder(folder: Path, stage: Stage) -> Path:
     return folder / ("decide" if isinstance(stage, GlobalStage) else f"fit/{stage.name}")
 
 
-def fit(stage: MapStage, shards: Sequence[Shard], folder: Path) -> None:
+def fit(stage: MapStage, shards: Sequence[Shard], folder: Path) -> dict[str, float]:
     """Makes what a stage needs before its first document."""
-    own = own_folder(folder, stage)
+    start, own = time.perf_counter(), own_folder(folder, stage)
     own.mkdir(parents=True, exist_ok=True)
     stage.fit([shard.path for shard in shards], own)
+    return {"seconds": time.perf_counter() - start}
 
 
-def decide(stage: GlobalStage, shards: Sequence[Shard], folder: Path, engine: Any) -> dict[str, Path]:
+def decide(stage: GlobalStage, shards: Sequence[Shard], folder: Path, engine: Engine) -> dict[str, Path]:
     """A global stage's decisions, each shard one file; made once."""
-    own = own_folder(folder, stage)
-    own.mkdir(parents=True, exist_ok=True)
-    paths = stage.decide(shards, own, engine)
-    if missing := {shard.key for shard in shards} - paths.keys():
-        raise RuntimeError(f"{stage.name} gave no decisions for {sorted(missing)[:3]}")
-    return paths
+    own, done = own_folder(folder, stage), receipt(folder, Task(f"decide/{stage.name}", decide))
+    if not done.exists():
+        start = time.perf_counter()
+        own.mkdir(parents=True, exist_ok=True)
+        paths = stage.decide(shards, own, engine)
+        if missing := {shard.key for shard in shards} - paths.keys():
+            raise RuntimeError(f"{stage.name} gave no decisions for {sorted(missing)[:3]}")
+        names = {key: str(path.relative_to(own)) for key, path in paths.items()}
+        write_json(done, {"paths": names, "seconds": time.perf_counter() - start})
+    return {key: own / name for key, name in read_json(done)["paths"].items()}
+
+
+def seconds_before(stage: Stage, folder: Path) -> float:
+    """What a stage's fit, or its decisions, took; with several workers the time that went by."""
+    kind = "decide" if isinstance(stage, GlobalStage) else "fit"
+    done = receipt(folder, Task(f"{kind}/{stage.name}", fit))
+    return read_json(done)["seconds"] if done.exists() else 0.0
 
 
 def pass_tasks(
-    stages: Sequence[MapStage | GlobalStage], shards: Sequence[Shard], folder: Path, engine: Any
+    stages: Sequence[MapStage | GlobalStage], shards: Sequence[Shard], folder: Path, engine: Engine
 ) -> list[Task]:
     """A task for each shard of a pass, after what must come before them: fits, or decisions."""
     (first, *_) = stages

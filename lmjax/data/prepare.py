@@ -17,6 +17,7 @@ import fcntl
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,8 +27,13 @@ from etils import epath
 from lmjax.config import did_you_mean, free, is_free, need, to_dict
 from lmjax.data import passes, report
 from lmjax.data.config import DataConfig
+from lmjax.data.decontaminate import Decontaminate
 from lmjax.data.engine import Engine, Progress, Task, open_engine
+from lmjax.data.exact_dedup import ExactDedup
+from lmjax.data.filters import C4, FineWeb, GopherQuality, GopherRepetition, Simple
 from lmjax.data.inputs import find_files
+from lmjax.data.near_dedup import NearDedup
+from lmjax.data.quality import Quality
 from lmjax.data.read import SUFFIX
 from lmjax.data.split import check_source
 from lmjax.data.stage import GlobalStage, MapStage, Shard, Stage
@@ -80,6 +86,16 @@ class PrepareConfig:
     engine: Literal["local", "ray"] = free("local")
     num_workers: int = free(1)  # processes of the local engine
     ray_address: str | None = free(None)  # of a running cluster; none: one is started here
+    # the stages, each with its options
+    gopher_repetition: GopherRepetition = dataclasses.field(default_factory=GopherRepetition)
+    gopher_quality: GopherQuality = dataclasses.field(default_factory=GopherQuality)
+    c4: C4 = dataclasses.field(default_factory=C4)
+    fineweb: FineWeb = dataclasses.field(default_factory=FineWeb)
+    simple: Simple = dataclasses.field(default_factory=Simple)
+    quality: Quality = dataclasses.field(default_factory=Quality)
+    exact_dedup: ExactDedup = dataclasses.field(default_factory=ExactDedup)
+    near_dedup: NearDedup = dataclasses.field(default_factory=NearDedup)
+    decontaminate: Decontaminate = dataclasses.field(default_factory=Decontaminate)
 
     def __post_init__(self):
         need(self.shard_bytes >= 1, f"config.shard_bytes={self.shard_bytes} must be at least 1")
@@ -291,6 +307,7 @@ def prepare(
       UserError: inputs or options are wrong, or too many records cannot be read.
       RunError: a stage failed on too many documents.
     """
+    start = time.monotonic()
     stages = [getattr(config, name) for name in config.stages]
     warn_unused(config)
     files = [path for stage in stages for path in stage.files()]
@@ -316,7 +333,7 @@ def prepare(
         values = report.collect(config.tokenizer, done)
         counts, content = publish(done, out)
         report.write(values, out)
-        seconds = round(sum(stage["seconds"] for stage in values["stages"]), 3)
+        seconds = round(time.monotonic() - start, 3)
         manifest = Manifest("prepare", inputs, identity, counts, content, code_version(), seconds)
         write_manifest(out, manifest)
         clean_work(config, done, work)

@@ -97,6 +97,7 @@ def stage_report(
         sources[rows[len(sources)]["source"]] = row
     every = passes.merge_counts([{k: v for k, v in row.items() if k != "documents_per_s"} for row in sources.values()])
     law(name, every)
+    every["seconds"] += passes.seconds_before(stage, one.folder) if stage else 0.0
     return {
         "stage": name,
         "options": to_dict(stage) if stage else {},
