@@ -1,7 +1,7 @@
 """`lmjax quickstart`: the whole line on the built-in corpus, by the very commands that a user types.
 
-corpus → split → tokenizer → tokenize → train (killed once on purpose, and resumed) → eval → generate. Every stage skips
-what is already done, so running it again is quick.
+corpus → prepare → split → tokenizer → tokenize → train (killed once on purpose, and resumed) → eval → generate. Every stage
+skips what is already done, so running it again is quick.
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ from lmjax.monitor.write import read_metrics
 from lmjax.train.config import RunConfig
 
 CONFIG = "configs/pretrain/tiny.py"
+PREPARE_CONFIG = "configs/data/quickstart.py"
 TOKENIZER_CONFIG = "configs/tokenizer/unigram_4k.py"
 HELD_OUT = ("--config.validation=0.04", "--config.test=0.04")  # enough of it to tell models apart
 KILL_AFTER_STEPS = 20  # past the first checkpoint: enough to see that work is lost and done again
@@ -86,7 +87,9 @@ class Quickstart:
         """Raw text to shards."""
         out = self.out
         self.data_stage("corpus", "corpus", "{documents:,} documents, {bytes:,} bytes")
-        held_out = ("--documents", str(out / "corpus"), *HELD_OUT)
+        prepare = ("--config", PREPARE_CONFIG, "--documents", str(out / "corpus"))
+        self.data_stage("prepare", "prepared", "{documents:,} documents without copies; see its report.html", *prepare)
+        held_out = ("--documents", str(out / "prepared"), *HELD_OUT)
         self.data_stage("split", "documents", "{documents:,} documents in train, validation and test", *held_out)
         documents = ("--documents", str(out / "documents"))
         pieces = ("--config", TOKENIZER_CONFIG, *documents)
