@@ -98,10 +98,9 @@ def our_splitters() -> Iterator[None]:
         gopher_repetition_filter,
     )
 
-    patches = {
-        module: "split_into_words"
-        for module in (gopher_quality_filter, gopher_repetition_filter, fineweb_quality_filter)
-    }
+    patches = dict.fromkeys(
+        (gopher_quality_filter, gopher_repetition_filter, fineweb_quality_filter), "split_into_words"
+    )
     patches[c4_filters] = "split_into_sentences"
     kept = {module: getattr(module, name) for module, name in patches.items()}
     try:
