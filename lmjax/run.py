@@ -5,12 +5,14 @@ A workdir holds:
     run.json                the resolved config, and fingerprints of tokenizer and data: what a resume must agree with
     tokenizer/              a copy of the tokenizer, so that the folder generates by itself
     checkpoints/<step>/     see lmjax/checkpoint/save.py
+    packing/                rows of best-fit packing, see lmjax/data/bestfit.py
     metrics.jsonl, tensorboard/
 """
 
 import dataclasses
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -25,6 +27,7 @@ from lmjax import files
 from lmjax.checkpoint import restore, save
 from lmjax.checkpoint.layout import steps as checkpoint_steps
 from lmjax.data import loader
+from lmjax.data.mixture import budget, budget_lines
 from lmjax.data.trace import trace as trace_step
 from lmjax.errors import UserError
 from lmjax.eval import perplexity
@@ -50,6 +53,7 @@ from lmjax.train.state import StateShardings, TrainState, init_state, state_shar
 RUN = "run.json"
 TOKENIZER = "tokenizer"
 COMPILE_CACHE = "compile_cache"
+PACKING = "packing"
 FLOAT16_SKIPS = 100  # overflows in a row while the loss scale is found; more, and the loss is not finite itself
 
 
@@ -123,8 +127,7 @@ def train(config: RunConfig, workdir: os.PathLike | str, distributed: bool = Fal
     use_compile_cache(workdir)
     tokenizer = open_tokenizer(config)
     parts = build_parts(config)
-    rows = multihost.local_rows(parts.batch_sharding, config.train.batch_size)
-    reader = loader.build_train_reader(config.data, config.train.batch_size, config.seed, rows)
+    reader = build_reader(config, workdir, functools.partial(multihost.local_rows, parts.batch_sharding))
     check_tokenizer(config, tokenizer, reader.sources[0].tokenizer)
     record = {
         "config": configs.to_dict(absolute_paths(config)),
@@ -133,6 +136,7 @@ def train(config: RunConfig, workdir: os.PathLike | str, distributed: bool = Fal
         "code": files.code_version(),
     }
     notes = claim_workdir(workdir, record, tokenizer)
+    notes += describe_data(config, reader)
     with meshes.use(parts.mesh), multihost.StopRequest() as request:
         state, start, more = initial_state(parts, workdir)
         stop = min(config.train.stop_at or config.train.steps, config.train.steps)
@@ -165,18 +169,22 @@ def build_loop(
 ) -> Loop:
     """The loop's arguments."""
     config, data = parts.config, parts.config.data
-    batch_rows = config.train.batch_size
     host_batches = loader.batches(reader, start, stop, data.num_workers, data.prefetch)
     peak = peak_flops(list(parts.mesh.devices.flat), config.train.precision, config.monitor.peak_flops)
+
+    def training_flops(seq_len: int) -> float:
+        return flops_per_token(config.model, seq_len).training
+
     return Loop(
         step=steps.build_step(config, parts.loss, parts.optimizer, parts.schedule, parts.mesh, parts.shardings),
-        batches=multihost.on_devices(host_batches, parts.batch_sharding, batch_rows),
+        batches=multihost.on_devices(host_batches, parts.batch_sharding, reader.batch_rows),
         evaluate=build_evaluate(parts),
         saver=saver,
         writer=writer,
-        speed=Speed(flops_per_token(config.model, data.seq_len).training, peak),
+        speed=Speed(training_flops(data.seq_len), peak),
         should_stop=request.reached,
-        tokens_per_step=batch_rows * data.seq_len,
+        tokens_per_step=config.train.batch_size * data.seq_len,
+        flops_per_token=training_flops,
         log_every=config.monitor.log_every,
         eval_every=config.eval.every,
         save_every=config.checkpoint.every,
@@ -205,7 +213,8 @@ def build_evaluate(parts: Parts, split: str | None = None, max_rows: int | str |
 
     def on_mesh(source):
         batches = loader.EvalBatches(source, config.data.seq_len, rows_of_batch, limit, local)
-        return (batch for _, batch in multihost.on_devices(enumerate(batches), parts.batch_sharding, rows_of_batch))
+        placed = multihost.on_devices(enumerate(batches), parts.batch_sharding, lambda _: rows_of_batch)
+        return (batch for _, batch in placed)
 
     def evaluate(state: TrainState) -> dict[str, float]:
         return perplexity.evaluate(step, state.params, {name: (s, on_mesh(s)) for name, s in sources.items()})
@@ -235,6 +244,24 @@ def describe(parts: Parts, speed: Speed) -> list[str]:
         f"{config.data.seq_len} tokens; {config.optim.name}, {config.train.precision}",
         f"{devices.size} {devices.flat[0].device_kind} device(s), mesh {shape}; peak for MFU {speed.peak.source}",
     ]
+
+
+def build_reader(
+    config: RunConfig, workdir: os.PathLike | str, rows: Callable[[int], tuple[int, ...]] | None = None
+) -> loader.StepReader:
+    """The reader of a run's batches; `rows` gives this process's of a global batch of that many."""
+    steps, packing_dir = config.train.steps, epath.Path(workdir) / PACKING
+    return loader.build_train_reader(config.data, config.train.batch_size, config.seed, rows, steps, packing_dir)
+
+
+def describe_data(config: RunConfig, reader: loader.StepReader) -> list[str]:
+    """What the run reads of each source, where it has several or a cap; makes or verifies the rows of best-fit packing."""
+    data, total = config.data, config.train.steps * config.train.batch_size * config.data.seq_len
+    notes = reader.prepare(full=data.verify == "full")
+    if len(reader.sources) > 1 or data.max_epochs or data.max_tokens:
+        tokens = {source.name: source.num_tokens for source in reader.sources}
+        notes += budget_lines(budget(tokens, data, total, config.train.steps))
+    return notes
 
 
 def announce(notes: list[str]) -> None:
@@ -279,7 +306,10 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     def absolute(path: str) -> str:
         return path if "://" in path else os.path.abspath(path)
 
-    data = dataclasses.replace(config.data, shards=tuple(absolute(path) for path in config.data.shards))
+    shards, rows = config.data.shards, config.data.packing_dir
+    data = dataclasses.replace(
+        config.data, shards=tuple(map(absolute, shards)), packing_dir=None if rows is None else absolute(rows)
+    )
     return dataclasses.replace(config, data=data, tokenizer=absolute(config.tokenizer))
 
 
@@ -370,5 +400,6 @@ def generate(
 def trace(workdir: os.PathLike | str, step: int) -> list[dict[str, Any]]:
     """The documents in each row of the global batch of a step."""
     config, _ = open_run(workdir)
-    reader = loader.build_train_reader(config.data, config.train.batch_size, config.seed)
+    reader = build_reader(config, workdir)
+    reader.prepare(full=config.data.verify == "full")
     return trace_step(reader, step)

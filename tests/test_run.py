@@ -70,6 +70,44 @@ def test_three_resumes_give_the_same_bits_as_none(line, tmp_path, straight):
     jax.tree.map(np.testing.assert_array_equal, ours[1], theirs[1])
 
 
+STAGES = "[{'from_step': 0, 'seq_len': 16}, {'from_step': 6, 'seq_len': 32}, {'from_step': 9, 'seq_len': 64}]"
+LONG = "[{'from_step': 0, 'seq_len': %d}]"
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_resumes_to_the_bit_across_changes_of_row_length(line, tmp_path, capsys, packing):
+    fields = {"data__stages": STAGES, "data__packing": packing, "train__steps": 12, "eval__every": 100}
+    run.train(make_config(line, **fields), tmp_path / "straight")
+    said = capsys.readouterr().out
+    assert "step 6: 8 rows of 32 tokens from here on" in said and "step 9: 4 rows of 64 tokens from here on" in said
+    assert (
+        said.count("rows of 16, ") == said.count("rows of 64, ") == (2 if packing == "best_fit" else 0)
+    )  # two sources
+    for stop in (4, 6, 10, 12):
+        assert run.train(make_config(line, train__stop_at=stop, **fields), tmp_path / "run") == stop
+    assert losses(tmp_path / "run") == losses(tmp_path / "straight")
+    config = make_config(line, **fields)
+    ours, theirs = (final_state(config, tmp_path / name) for name in ("run", "straight"))
+    jax.tree.map(np.testing.assert_array_equal, ours[1], theirs[1])
+    assert all(row["tokens"] == row["step"] * 8 * 32 for row in read_metrics(tmp_path / "run"))
+    timed = {row["step"] for row in read_metrics(tmp_path / "straight") if "speed/step_s" in row}
+    assert {2, 6, 8, 9, 11} <= timed and not timed & {1, 7, 10}  # compiling is no part of a step's time
+    assert len(run.trace(tmp_path / "run", 0)) == 16 and len(run.trace(tmp_path / "run", 11)) == 4
+    assert (tmp_path / "run" / run.PACKING).exists() == (packing == "best_fit")
+
+
+def test_what_is_read_of_each_source_is_told(line, tmp_path, capsys):
+    fields = {
+        "data__weights": "{}",
+        "data__temperature": 2.0,
+        "data__max_epochs": "{'lists': 0.25}",
+        "train__stop_at": 1,
+    }
+    run.train(make_config(line, **fields), tmp_path / "run")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "of the run: " in line]
+    assert [line.split()[0] for line in lines] == ["lists", "prose"] and ", 0.2" in lines[0]
+
+
 def test_goes_on_upon_another_mesh(line, tmp_path, straight):
     run.train(make_config(line, train__stop_at=12), tmp_path / "run")
     run.train(make_config(line, mesh__fsdp=1, mesh__tensor=1, mesh__data=8), tmp_path / "run")
@@ -130,6 +168,11 @@ def test_a_folder_that_is_no_run_is_left_alone(line, tmp_path):
         ({"data__shards": "nowhere"}, "no such folder: .*nowhere"),
         ({"data__weights": "{'prosa': 1}"}, "did you mean 'prose'"),
         ({"optim__warmup_steps": 50}, "exceed config.train.steps"),
+        ({"data__stages": LONG % 128, "data__weights": "{}"}, "seq_len=128 exceeds config.model.max_length=64"),
+        ({"data__stages": LONG % 48, "data__weights": "{}"}, "8 × 32 tokens of a step are no whole rows of 48"),
+        ({"data__stages": LONG % 64, "train__accumulation": 8}, "4 rows of a step do not divide by .*accumulation=8"),
+        ({"data__stages": LONG % 64, "mesh__fsdp": 8, "mesh__tensor": 1}, "4 rows .* do not divide over data × fsdp = 8"),
+        ({"data__max_epochs": "{'*': 0.1}"}, "max_epochs and max_tokens leave .*lists .*prose"),
     ],
 )  # fmt: skip
 def test_impossible_configs_are_named_before_anything_is_written(line, tmp_path, change, message):

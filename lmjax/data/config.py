@@ -146,6 +146,11 @@ class DataConfig:
         """T of each stage."""
         return tuple(stage.seq_len or self.seq_len for stage in self.stages) or (self.seq_len,)
 
+    def stage_steps(self, steps: int) -> list[tuple[int, int]]:
+        """(T, steps) of each stage of a run of `steps`."""
+        stops = [min(stop, steps) for stop in (*self.from_steps[1:], steps)]
+        return [(n, max(0, stop - start)) for n, start, stop in zip(self.seq_lens, self.from_steps, stops)]
+
     @property
     def longest(self) -> int:
         """The longest T of the run."""

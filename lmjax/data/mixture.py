@@ -149,8 +149,8 @@ def shares(
     if steps is None:
         raise ValueError("caps over a run need the number of its steps")
     left, made = caps(tokens, config), []
-    for start, stop, stage in zip(config.from_steps, [*config.from_steps[1:], steps], wanted):
-        amount = max(0, min(stop, steps) - start) * tokens_per_step
+    for start, (_, count), stage in zip(config.from_steps, config.stage_steps(steps), wanted):
+        amount = count * tokens_per_step
         made.append(capped(names, stage, left, amount, start) if amount else stage)
         left = np.maximum(left - made[-1] * amount, 0.0)
     return made
@@ -199,9 +199,10 @@ def capped(
             f"{most.sum() * amount:,.0f} ({given}): raise them, add a source, or train fewer steps"
         )
     filled, full = water_fill(wanted, most)
+    rounded = filled
     for _ in range(3):  # blocks round to whole rows: a full source down, so that it stays below its cap
-        filled = round_down(filled, most, full, block_size(filled))
-    return filled
+        rounded = round_down(rounded, most, full, block_size(rounded))
+    return rounded if (rounded <= most).all() else filled  # or nearly so, where no other source has room
 
 
 def water_fill(
@@ -214,7 +215,7 @@ def water_fill(
         if not others > 0:  # the caps are just enough
             return most / most.sum(), full
         raised = wanted * max(0.0, 1 - most[full].sum()) / others
-        over = ~full & (raised > most)
+        over = ~full & (raised > most * (1 - 1e-9))
         if not over.any():
             return np.where(full, most, raised), full
         full |= over
@@ -227,7 +228,7 @@ def round_down(
     others = filled[~full].sum()
     if not others > 0:
         return filled
-    down = np.floor(most * rows * full + 1e-9) / rows if full.any() else np.zeros_like(filled)
+    down = np.floor(np.where(full, most, 0.0) * rows + 1e-9) / rows
     return np.where(full, down, filled * (1 - down[full].sum()) / others)
 
 
@@ -257,9 +258,7 @@ def budget(tokens: Mapping[str, int], config: DataConfig, total_tokens: int, ste
       UserError: as `build_mixture`.
     """
     by_stage = shares(tokens, config, total_tokens / steps, steps)
-    stops = [min(stop, steps) for stop in (*config.from_steps[1:], steps)]
-    lengths = [max(0, stop - start) / steps for start, stop in zip(config.from_steps, stops)]
-    mean = sum(length * stage for length, stage in zip(lengths, by_stage))
+    mean = sum(stage * count / steps for stage, (_, count) in zip(by_stage, config.stage_steps(steps)))
     rows = []
     for name, share in zip(sorted(tokens), np.asarray(mean).tolist()):
         read = round(share * total_tokens)

@@ -89,16 +89,15 @@ class Layout:
 def layout(config: RunConfig, num_devices: int) -> Layout:
     """The layout, checked: a `UserError` where rows or a parameter do not divide over the mesh."""
     sizes = dict(zip(MESH_AXES, config.mesh.sizes(num_devices), strict=True))
-    micro, replicas = (
-        config.train.batch_size // config.train.accumulation,
-        rules.num_shards(rules.RULES["batch"], sizes),
-    )
-    need(
-        micro % replicas == 0,
-        f"config.train: {micro} rows of a micro-batch do not divide over data × fsdp = {replicas} devices",
-    )
+    replicas = rules.num_shards(rules.RULES["batch"], sizes)
+    micros = [rows // config.train.accumulation for rows in config.data.stage_rows(config.train.batch_size)]
+    for micro in micros:
+        need(
+            micro % replicas == 0,
+            f"config.train: {micro} rows of a micro-batch do not divide over data × fsdp = {replicas} devices",
+        )
     check_divides(config.model, sizes)
-    return Layout(sizes, config.mesh.zero, micro // replicas)
+    return Layout(sizes, config.mesh.zero, min(micros) // replicas)  # of the longest rows: they take most memory
 
 
 # Where the size of a sharded logical axis is set, for messages.
@@ -196,7 +195,7 @@ def is_blockwise(model: ModelConfig, seq_len: int) -> bool:
 
 def activation_bytes(config: RunConfig, where: Layout) -> int:
     """Bytes on a device of what the layers keep for the backward pass of one micro-batch."""
-    model, length, a = config.model, config.data.seq_len, product_bytes(config)
+    model, length, a = config.model, config.data.longest, product_bytes(config)
     kept = model.num_layers * kept_for_backward(model, length, a, where.tensor, model.remat)
     one_layer = kept_for_backward(model, length, a, where.tensor, "none")
     around = (8 + 2 * a) * model.d_model
@@ -206,9 +205,9 @@ def activation_bytes(config: RunConfig, where: Layout) -> int:
 
 def loss_head_bytes(config: RunConfig, where: Layout) -> int:
     """Bytes on a device of one chunk's logits and their gradient, and of the output weights' gradient."""
-    tokens = where.rows * config.data.seq_len
-    chunks = min(config.data.seq_len, -(-tokens // config.train.loss_chunk))
-    chunk = where.rows * -(-config.data.seq_len // chunks)
+    tokens = where.rows * config.data.longest
+    chunks = min(config.data.longest, -(-tokens // config.train.loss_chunk))
+    chunk = where.rows * -(-config.data.longest // chunks)
     vocab = config.model.vocab_size // where.tensor
     return FLOAT32_BYTES * vocab * (2 * chunk + config.model.d_model)
 
@@ -246,7 +245,7 @@ def memory(config: RunConfig, num_devices: int) -> Memory:
         params=tree_bytes(model, where, fsdp=where.zero == 3),
         optimizer=optimizer_bytes(model, where, config.optim.name),
         gradients=copies * tree_bytes(model, where, fsdp=where.zero >= 2),
-        batch=config.train.accumulation * where.rows * config.data.seq_len * BATCH_BYTES,
+        batch=config.train.accumulation * where.rows * config.data.longest * BATCH_BYTES,
         activations=activation_bytes(config, where),
         loss_head=loss_head_bytes(config, where),
         gathered=gathered_bytes(config, where),

@@ -60,10 +60,13 @@ def plan(config: RunConfig, num_devices: int | None = None, hardware_name: str |
     need(0 < mfu <= 1, f"--mfu {mfu} must be in (0, 1]")
     accelerator = None if hardware_name is None else hardware.by_name(hardware_name)
     num_devices = memory.fewest_devices(config.mesh) if num_devices is None else num_devices
-    flops = flops_per_token(config.model, config.data.seq_len)
+    flops = flops_per_token(config.model, config.data.longest)
     tokens_per_step = config.train.batch_size * config.data.seq_len
     tokens = tokens_per_step * config.train.steps
-    training_flops = flops.training * tokens
+    training_flops = sum(
+        flops_per_token(config.model, length).training * tokens_per_step * steps
+        for length, steps in config.data.stage_steps(config.train.steps)
+    )
     peak = None if accelerator is None else num_devices * accelerator.peak_flops(config.train.precision)
     return Plan(
         params_by_group=params.count_by_group(config.model),

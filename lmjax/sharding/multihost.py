@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 import jax
@@ -60,12 +60,19 @@ def global_array(sharding: NamedSharding, local: np.ndarray, batch_rows: int) ->
 
 
 def on_devices(
-    batches: Iterable[tuple[int, Batch]], sharding: NamedSharding, batch_rows: int, ahead: int = 2
+    batches: Iterable[tuple[int, Batch]], sharding: NamedSharding, batch_rows: Callable[[int], int], ahead: int = 2
 ) -> Iterator[tuple[int, Batch]]:
-    """Global batches on the devices from this process's rows, `ahead` of them before they are asked for."""
+    """Global batches on the devices from this process's rows, `ahead` of them before they are asked for.
+
+    Args:
+      batches: (step, this process's rows).
+      sharding: of a [B, T] array.
+      batch_rows: step → B of the global batch.
+      ahead: batches.
+    """
     queue: collections.deque[tuple[int, Batch]] = collections.deque()
     for step, batch in batches:
-        queue.append((step, Batch(*(global_array(sharding, x, batch_rows) for x in batch))))
+        queue.append((step, Batch(*(global_array(sharding, x, batch_rows(step)) for x in batch))))
         if len(queue) > ahead:
             yield queue.popleft()
     yield from queue

@@ -90,3 +90,12 @@ class RunConfig:
             model.position != "learned" or data.seq_len <= model.max_length,
             f"config.data.seq_len={data.seq_len} exceeds config.model.max_length={model.max_length} of learned positions",
         )
+        need(
+            not data.stages or data.longest <= max(data.seq_len, model.max_length),
+            f"config.data.stages: seq_len={data.longest} exceeds config.model.max_length={model.max_length}",
+        )
+        for rows in data.stage_rows(self.train.batch_size):
+            need(
+                rows % self.train.accumulation == 0,
+                f"config.data.stages: {rows} rows of a step do not divide by train.accumulation={self.train.accumulation}",
+            )

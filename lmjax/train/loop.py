@@ -35,12 +35,14 @@ class Loop:
     speed: Speed
     should_stop: Callable[[int], bool]  # asked by every process after every step
     tokens_per_step: int  # positions of a global batch
+    flops_per_token: Callable[[int], float]  # model FLOPs of a token in rows of that many
     log_every: int
     eval_every: int | None  # none: at the end only
     save_every: int
     max_skipped: int  # steps in a row that may be skipped for not being finite
     skipped: int = 0  # in a row, so far
     timed: bool = False  # whether the first step is over
+    shape: tuple[int, ...] | None = None  # [B, T] of the step before
 
     def run(self, state: TrainState, start: int, stop: int) -> tuple[TrainState, int]:
         """Runs steps start … stop - 1.
@@ -58,6 +60,9 @@ class Loop:
                 number, batch = next(self.batches)
             if number != step:
                 raise RuntimeError(f"the loader gave the batch of step {number} at step {step}")
+            if batch.tokens.shape != self.shape:
+                self.compiles_for(step, batch.tokens.shape, pending)
+                pending = None
             state, metrics = self.step(state, batch)
             if pending is not None:
                 self.report(*pending)
@@ -84,11 +89,22 @@ class Loop:
         self.saver.wait()
         return state, stop
 
+    def compiles_for(self, step: int, shape: tuple[int, ...], pending: tuple[int, Metrics] | None) -> None:
+        """Tells of rows of another length, and ends the stopwatch's window: its figures are of one length."""
+        if self.shape is not None:
+            self.writer.say(
+                f"step {step}: {shape[0]} rows of {shape[1]} tokens from here on; a new length compiles first"
+            )
+        if pending is not None:
+            self.report(*pending)
+        self.shape, self.timed = shape, False
+        self.speed.flops_per_token = self.flops_per_token(shape[1])
+
     def report(self, done: int, metrics: Metrics) -> None:
         """Fetches a step's values, stops the run if they are not finite, writes a row where due."""
         values = jax.device_get(metrics)
         self.speed.step(self.tokens_per_step)
-        if not self.timed:  # the first step's time is the compiler's
+        if not self.timed:  # the time of the first step of a shape is the compiler's
             self.timed = True
             self.speed.restart()
         self.skipped = self.skipped + 1 if values["train/skipped"] else 0

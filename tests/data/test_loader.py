@@ -124,6 +124,98 @@ def test_import_needs_neither_jax_nor_grain():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
+# ------------------------------------------------------------------------------------------------- row lengths by step
+
+LENGTHS = [(0, 8), (9, 32), (20, 16), (27, 32)]  # (from step, T): B = 16, 4, 8, 4
+
+
+def curriculum(shards, rows=None, lengths=LENGTHS, **fields):
+    stages = [{"from_step": step, "seq_len": length} for step, length in lengths]
+    return reader_of(shards, rows, stages=stages, **fields)
+
+
+def test_a_step_holds_the_same_tokens_in_rows_of_its_stage(shards):
+    reader = curriculum(shards)
+    for step, shape in [(0, (16, 8)), (8, (16, 8)), (9, (4, 32)), (20, (8, 16)), (26, (8, 16)), (27, (4, 32))]:
+        assert {array.shape for array in reader(step)} == {shape}
+        assert reader.batch_rows(step) == shape[0]
+        assert [row["row"] for row in trace(reader, step)] == list(range(shape[0]))
+
+
+def test_a_source_goes_on_where_it_was_across_a_change_of_length(shards):
+    """No token twice in an epoch; over whole epochs fewer than U tokens are left out at each change and each end."""
+    reader = curriculum(shards, weights={"code": 1, "docs": 0, "short": 0}, lengths=[*LENGTHS, (31, 8), (33, 32)])
+    code = open_source(shards, "train", "code")
+    unit, per_epoch = 32, rows_per_epoch(code.num_tokens, 32)
+    read = {}
+    for step in range(2 * per_epoch * unit // (B * T) + 6):
+        for part in reader.parts(step):
+            tokens = (part.starts[:, None] + np.arange(part.widths[0])) % code.num_tokens
+            for epoch, row in zip(part.epochs.tolist(), tokens.tolist()):
+                read.setdefault(epoch, []).extend(row)
+    assert len(read) >= 3
+    for epoch in (0, 1):
+        assert len(set(read[epoch])) == len(read[epoch])
+    changes = 5
+    assert len(read[0]) + len(read[1]) > 2 * per_epoch * unit - changes * unit
+
+
+def test_rows_of_one_length_are_those_without_stages(shards):
+    """A stage that does not change T leaves a source its order."""
+    only = {"code": 1, "docs": 0, "short": 0}
+    reader, same = reader_of(shards, weights=only), curriculum(shards, weights=only, lengths=[(0, T), (7, T)])
+    for step in (0, 6, 7, 8, 1000):
+        assert_same(same(step), reader(step))
+
+
+def test_neighbours_do_not_meet_in_a_batch(shards):
+    """Rows that are parts of one longer window are spread over the stage."""
+    reader = curriculum(shards, weights={"code": 1, "docs": 0, "short": 0}, lengths=[(0, 2), (12, 32)])
+    orders = [np.diff(part.starts) for step in range(12) for part in reader.parts(step)]
+    assert np.mean(np.concatenate(orders) == 2) < 0.05
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_hosts_stops_and_workers_do_not_matter_to_a_curriculum(shards, tmp_path, packing):
+    fields = {"packing": packing, "packing_dir": str(tmp_path)}
+    reader = curriculum(shards, **fields)
+    reader.prepare()
+    straight = dict(batches(reader, 0, 40))
+    for start in (8, 9, 10, 27, 35):
+        for step, batch in batches(curriculum(shards, **fields), start, 40, prefetch=2):
+            assert_same(batch, straight[step])
+    halves = [
+        curriculum(shards, lambda count, half=half: range(half * count // 2, (half + 1) * count // 2), **fields)
+        for half in (0, 1)
+    ]
+    for step in (0, 9, 20, 39):
+        for whole, *parts in zip(straight[step], *(half(step) for half in halves)):
+            assert np.array_equal(whole, np.concatenate(parts))
+
+
+def test_best_fit_begins_the_next_epoch_with_another_length_and_goes_on_with_the_same(shards, tmp_path):
+    fields = {"packing": "best_fit", "packing_dir": str(tmp_path), "weights": {"code": 1, "docs": 0, "short": 0}}
+    reader = curriculum(shards, lengths=[(0, 8), (3, 8), (5, 32), (9, 8)], **fields)
+    reader.prepare()
+    short, long = (reader.index(0, length).num_rows for length in (8, 32))
+    epochs = [epoch for step in range(200) for part in reader.parts(step) for epoch in part.epochs.tolist()]
+    a, b = 5 * 16, 4 * 4
+    assert epochs[:a] == [row // short for row in range(a)]
+    first = -(-a // short)
+    assert epochs[a : a + b] == [first + row // long for row in range(b)]
+    second = first - (-b // long)
+    assert epochs[a + b :] == [second + row // short for row in range(len(epochs) - a - b)]
+    seen = [tuple(p.starts.tolist()) for step in range(5) for p in reader.parts(step)]
+    assert len(set(seen)) == 5  # the second stage does not read the first one's rows again
+
+
+def test_impossible_lengths(shards):
+    with pytest.raises(UserError, match="8 × 16 tokens of a step are no whole rows of 48"):
+        curriculum(shards, lengths=[(0, 48)])
+    reader, other = curriculum(shards), curriculum(shards, lengths=[*LENGTHS[:-1], (27, 16)])
+    assert reader.fingerprint() != other.fingerprint()
+
+
 # ------------------------------------------------------------------------------------------------------------------ faults
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lmjax.config import build
 from lmjax.data.config import DataConfig
-from lmjax.data.mixture import MAX_BLOCK, MIN_BLOCK, apportion, build_mixture
+from lmjax.data.mixture import MAX_BLOCK, MIN_BLOCK, apportion, budget, budget_lines, build_mixture, shares
 from lmjax.errors import UserError
 
 TOKENS = {"code": 900, "docs": 99, "rare": 1}
@@ -154,6 +154,132 @@ def test_empty_sources_must_be_left_out():
     assert mixture({"code": 1, "docs": 0}, tokens=tokens).weights == ((1.0, 0.0),)
 
 
-def test_a_stage_without_weights_is_refused():
-    with pytest.raises(UserError, match="from step 5 has neither weights nor seq_len"):
-        mixture({}, [(0, {"code": 1, "docs": 1, "rare": 1}), (5, {})])
+W = {"code": 1}
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({"stages": [{"from_step": 0, "weights": W}, {"from_step": 5}]}, "weights to all stages or to none"),
+        (
+            {"stages": [{"from_step": 0, "seq_len": 64}, {"from_step": 5}]},
+            "from step 5 has neither weights nor seq_len",
+        ),
+        ({"stages": [{"from_step": 1, "seq_len": 64}]}, "must start at step 0 and rise"),
+        ({"stages": [{"from_step": 0, "seq_len": 96}, {"from_step": 1, "seq_len": 128}]}, "96 does not divide .* 128"),
+        ({"stages": [{"from_step": 0, "weights": W}], "weights": W}, "not both"),
+        ({"stages": [{"from_step": 0, "weights": W}], "temperature": 2.0}, "weights say what temperature would"),
+        ({"weights": W, "temperature": 2.0}, "weights say what temperature would"),
+        ({"temperature": 0.0}, "temperature=0.0 must be positive"),
+        ({"max_epochs": {"code": -1.0}}, "max_epochs must not be negative"),
+        ({"max_tokens": {"code": -1}}, "max_tokens must not be negative"),
+        ({"packing": "bestfit"}, "did you mean 'best_fit'"),
+    ],
+)
+def test_impossible_configs(config, message):
+    with pytest.raises(UserError, match=message):
+        build(DataConfig, config)
+
+
+# ------------------------------------------------------------------------------------------ temperature, caps and budget
+
+
+def shares_of(tokens, steps=1000, per_step=100, **config):
+    made = shares(tokens, build(DataConfig, config), per_step, steps)
+    return [dict(zip(sorted(tokens), map(float, stage), strict=True)) for stage in made]
+
+
+def test_temperature_is_the_power_of_the_tokens():
+    tokens = {"de": 10**6, "en": 10**8, "sw": 10**4}
+    (as_they_are,), (lifted,), (even,) = (shares_of(tokens, temperature=t) for t in (1.0, 1 / 0.3, 1e9))
+    assert as_they_are == shares_of(tokens)[0] == {name: pytest.approx(n / 101_010_000) for name, n in tokens.items()}
+    powers = {name: n**0.3 for name, n in tokens.items()}
+    assert lifted == {name: pytest.approx(p / sum(powers.values())) for name, p in powers.items()}
+    assert even == {name: pytest.approx(1 / 3) for name in tokens}
+    with pytest.raises(UserError, match="empty corpus: source 'fr'"):
+        shares_of(tokens | {"fr": 0}, temperature=2.0)
+
+
+def test_what_a_cap_cuts_off_goes_to_the_others_in_proportion():
+    """100,000 tokens; rare may give 2 × 1000, so code and docs share 98,000 as 3 to 1."""
+    weights = {"code": 3, "docs": 1, "rare": 4}
+    (made,) = shares_of({"code": 10**6, "docs": 10**6, "rare": 1000}, weights=weights, max_epochs={"rare": 2.0})
+    assert made["rare"] == pytest.approx(0.02, rel=0.02) and made["rare"] <= 0.02
+    assert made["code"] == pytest.approx(3 * made["docs"]) and sum(made.values()) == pytest.approx(1)
+
+
+def test_a_share_that_is_raised_above_its_cap_is_cut_too():
+    """rare's cut lifts docs above its own cap: code takes what both leave."""
+    weights = {"code": 1, "docs": 1, "rare": 2}
+    (made,) = shares_of(TOKENS, weights=weights, max_tokens={"docs": 30_000, "rare": 10_000})
+    assert list(made.values()) == pytest.approx([0.6, 0.3, 0.1], abs=0.01)
+    assert made["docs"] <= 0.3 and made["rare"] <= 0.1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_caps_hold_over_the_rows_of_the_run(seed):
+    """To within a row or two of each stage; sources below their cap keep their proportions."""
+    rng = np.random.default_rng(seed)
+    names = [f"s{i:02}" for i in range(rng.integers(2, 12))]
+    steps, batch, length = int(rng.integers(50, 2000)), 8, 16
+    total = steps * batch * length
+    tokens = {name: int(n) for name, n in zip(names, 1 + total * rng.dirichlet(np.full(len(names), 0.4)))}
+    weights = dict(zip(names, rng.dirichlet(np.full(len(names), 0.6)).tolist()))
+    epochs = {"*": 1.5} | {name: float(rng.uniform(0.1, 4)) for name in names[::2]}
+    if sum(tokens[name] * epochs.get(name, 1.5) for name in names) < total:
+        epochs[names[-1]] = total / tokens[names[-1]]
+    most = {name: tokens[name] * epochs.get(name, 1.5) for name in names}
+    stages = [{"from_step": s, "weights": weights} for s in ([0] if seed % 2 else [0, steps // 3])]
+    config = build(DataConfig, {"stages": stages, "max_epochs": epochs, "seq_len": length})
+    mix = build_mixture(tokens, config, batch, steps)
+    read = np.bincount(mix.locate(np.arange(steps * batch))[0], minlength=len(names)) * length
+    free = []
+    for number, name in enumerate(mix.names):
+        assert read[number] <= most[name] + 2 * length * len(stages)
+        if read[number] + 2 * length < 0.9 * most[name] and len(stages) == 1:
+            free.append(mix.weights[0][number] / weights[name])
+    assert free == pytest.approx(free[:1] * len(free), rel=1e-6)
+
+
+def test_stages_use_up_a_cap_in_turn():
+    tokens = dict.fromkeys(TOKENS, 10**6)
+    stages = [
+        {"from_step": 0, "weights": {"code": 1, "docs": 1, "rare": 0}},
+        {"from_step": 500, "weights": {"docs": 1, "rare": 1}},
+    ]
+    early, late = shares_of(tokens, stages=stages, max_tokens={"docs": 40_000})
+    assert early["docs"] == 0.5 and late["docs"] == pytest.approx(0.3, abs=0.01) and late["docs"] <= 0.3
+    early, late = shares_of(tokens, stages=stages, max_tokens={"docs": 10_000})
+    assert early["docs"] == pytest.approx(0.2, abs=0.01)
+    assert late["code"] == 0 and late["docs"] < 1e-3
+    beyond = [*stages, {"from_step": 1000, "weights": {"docs": 1}}]  # never reached
+    assert shares_of(tokens, stages=beyond, max_tokens={"docs": 10_000})[:2] == [early, late]
+
+
+def test_what_is_short_is_named():
+    tokens = {"code": 20_000, "docs": 10_000}
+    with pytest.raises(UserError) as error:
+        shares_of(tokens, max_epochs={"*": 2.0})
+    assert "from step 0 the run reads 100,000 tokens" in str(error.value)
+    assert "leave 60,000 (code 40,000, docs 20,000)" in str(error.value)
+    (just_enough,) = shares_of(tokens, max_epochs={"code": 4.0, "docs": 2.0})
+    assert just_enough == {"code": pytest.approx(0.8), "docs": pytest.approx(0.2)}
+    for name in ("max_epochs", "max_tokens"):
+        with pytest.raises(UserError, match="no source 'cdoe' in the shards; did you mean 'code'"):
+            shares_of(tokens, **{name: {"cdoe": 5}})
+
+
+def test_the_budget_is_what_the_run_reads():
+    tokens, steps, batch, length = {"code": 10**6, "docs": 10**5, "rare": 1000}, 5000, 8, 16
+    config = build(DataConfig, {"temperature": 2.0, "max_epochs": {"*": 4.0}, "seq_len": length})
+    rows = budget(tokens, config, steps * batch * length, steps)
+    mix = build_mixture(tokens, config, batch, steps)
+    read = np.bincount(mix.locate(np.arange(steps * batch))[0], minlength=3) * length
+    for row, name, amount in zip(rows, tokens, read, strict=True):
+        assert row.source == name and row.tokens == tokens[name]
+        assert abs(row.tokens_read - amount) <= 2 * length
+        assert row.epochs == row.tokens_read / row.tokens and row.share == pytest.approx(amount / read.sum(), rel=0.01)
+    assert rows[2].epochs == pytest.approx(4, rel=0.02) and rows[2].epochs <= 4
+    lines = budget_lines(rows)
+    assert len(lines) == 3 and lines[2].startswith("rare ") and "× its 1,000" in lines[2]
+    assert budget(tokens, config, 640_000) == budget(tokens, config, 640_000, 80)  # the steps matter to stages alone

@@ -1,5 +1,6 @@
 """The page: its numbers are the parts', its time is simple arithmetic, and it needs no jax."""
 
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from lmjax.config import build
 from lmjax.data.config import DataConfig
 from lmjax.errors import UserError
 from lmjax.model.config import ModelConfig
@@ -42,6 +44,31 @@ def test_llama_8b_on_v5e_256_has_the_known_state():
     result = plan(LLAMA, 256, "v5e")
     assert result.memory.state == pytest.approx(0.38e9, rel=0.02)
     assert result.hbm_share < 0.9
+
+
+def test_rows_that_grow_cost_what_each_length_costs():
+    """Memory and a token's FLOPs are those of the longest rows; the run's FLOPs are summed over its stages."""
+    stages = ({"from_step": 0, "seq_len": 4096}, {"from_step": 900, "seq_len": 32_768})
+    data = build(DataConfig, {"seq_len": 8192, "stages": stages})
+    model = dataclasses.replace(LLAMA.model, max_length=32_768)
+    grows = plan(dataclasses.replace(LLAMA, data=data, model=model), 64)
+    short, long = (
+        plan(
+            RunConfig(
+                model=model,
+                data=DataConfig(seq_len=n),
+                mesh=LLAMA.mesh,
+                train=TrainConfig(steps=1000, batch_size=8192 * 256 // n),
+            ),
+            64,
+        )
+        for n in (4096, 32_768)
+    )
+    assert grows.memory == long.memory and grows.flops_per_token == long.flops_per_token
+    assert grows.training_flops == pytest.approx(0.9 * short.training_flops + 0.1 * long.training_flops)
+    assert grows.tokens == short.tokens == long.tokens
+    with pytest.raises(UserError, match=r"64 rows .* do not divide over data × fsdp = 256"):
+        plan(dataclasses.replace(LLAMA, data=data, model=model), 256)
 
 
 def test_fewest_devices_where_none_are_stated():
