@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -225,6 +226,24 @@ def global_shard(stage: GlobalStage, shard: Shard, decided: Path, folder: Path) 
         return timed(stage.process(documents, count, decided), count, 1)
 
     return write_shard([stage.name], shard, folder, chain)
+
+
+def deal_shard(shard: Shard, field: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """A shard's documents by the value of a field of meta, each value a source of its own; source → its part."""
+    parts: dict[str, DocumentWriter] = {}
+    with contextlib.ExitStack() as stack:
+        for document in read_written(shard.path, shard.sha256):
+            value = re.sub(r"[^A-Za-z0-9_.]+", "_", str(document.meta.get(field) or "unknown"))
+            source = f"{shard.source}-{value}"
+            if source not in parts:
+                path = stack.enter_context(whole(folder / "dealt" / source / f"{shard.number:05d}{SUFFIX}"))
+                parts[source] = stack.enter_context(DocumentWriter(path))
+            parts[source].write(dataclasses.replace(document, source=source))
+    dealt = {source: folder / "dealt" / source / f"{shard.number:05d}{SUFFIX}" for source in parts}
+    return {
+        source: {"path": str(path.relative_to(folder)), **parts[source].counts(), "sha256": sha256_file(path)}
+        for source, path in dealt.items()
+    }
 
 
 def write_shard(names: Sequence[str], shard: Shard, folder: Path, chain: Any) -> dict[str, Any]:

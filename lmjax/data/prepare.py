@@ -14,6 +14,7 @@ content of the shards that come in. None of it depends on workers, machines or t
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import logging
 import os
 import shutil
@@ -74,6 +75,9 @@ class PrepareConfig:
     stages: tuple[str, ...] = ()  # names of the sections below; a stage may stand twice
     shard_bytes: int = 32_000_000  # of text: what a task works on, and what a kill may cost
     max_failed_share: float = 0.01  # of a source's documents that may fail in the reading or a stage: more is an error
+    deal_by: str | None = (
+        None  # a field of meta, such as language: each of its values becomes a source (web → web-en, web-de)
+    )
     tokenizer: str | None = free(None)  # made by `lmjax tokenizer`: the report's tokens are measured by it, not guessed
     save: Literal["stage", "pass"] = free("stage")
     # stage: each stage's output is kept, so that a changed option redoes it and what follows; pass: stages that judge
@@ -320,7 +324,7 @@ def prepare(
         inputs = {f"source {name}": value for name, value in hash_sources(units).items()} | {
             f"file {path}": value for path, value in hashes.items()
         }
-        identity = {name: to_dict(config)[name] for name in ("stages", "shard_bytes", "max_failed_share")}
+        identity = {name: to_dict(config)[name] for name in ("stages", "shard_bytes", "max_failed_share", "deal_by")}
         identity |= {stage.name: decides(stage) for stage in stages}
         if (out / MANIFEST).exists():
             manifest = read_manifest(out, "prepare")
@@ -331,7 +335,7 @@ def prepare(
         remove_temporary(work)
         done = run_passes(config, stages, units, hashes, work, engine)
         values = report.collect(config.tokenizer, done)
-        counts, content = publish(done, out)
+        counts, content = publish(deal(done[-1].shards, config.deal_by, work, engine), done, out)
         report.write(values, out)
         seconds = round(time.monotonic() - start, 3)
         manifest = Manifest("prepare", inputs, identity, counts, content, code_version(), seconds)
@@ -392,32 +396,46 @@ def run_passes(
     return done
 
 
-def publish(done: Sequence[passes.Pass], out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Writes the output from the shards; returns (counts, content) of the manifest."""
+def publish(shards: Sequence[Shard], done: Sequence[passes.Pass], out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Writes the output from the last shards; returns (counts, content) of the manifest."""
     files: dict[str, str] = {}
     counts: dict[str, Any] = {"documents": 0, "bytes": 0, "sources": {}}
-    last = done[-1].shards
-    for source in dict.fromkeys(shard.source for shard in done[0].shards):
-        shards = [shard for shard in last if shard.source == source]
-        numbers = {"documents": sum(s.documents for s in shards), "bytes": sum(s.text_bytes for s in shards)}
+    read = list(dict.fromkeys(receipt["source"] for receipt in done[0].receipts))
+    for source in dict.fromkeys([shard.source for shard in shards]):
+        own = [shard for shard in shards if shard.source == source]
+        numbers = {"documents": sum(s.documents for s in own), "bytes": sum(s.text_bytes for s in own)}
         counts["sources"][source] = numbers
         for key, value in numbers.items():
             counts[key] += value
         if numbers["documents"]:
-            files[f"{source}{SUFFIX}"] = join([shard.path for shard in shards], out / f"{source}{SUFFIX}")
+            files[f"{source}{SUFFIX}"] = join([shard.path for shard in own], out / f"{source}{SUFFIX}")
         else:
             log.warning("no document of the source %s is left", source)
-        for kind in ("events", "aside"):
-            parts = [part for one in done for part in sorted((one.folder / kind / source).glob(f"*{SUFFIX}"))]
-            if parts:
-                files[f"{kind}/{source}{SUFFIX}"] = join(parts, out / kind / f"{source}{SUFFIX}")
-    for one in done:
-        for stage in one.stages:
-            made = passes.own_folder(one.folder, stage) / "publish"
-            for path in sorted(path for path in made.rglob("*") if path.is_file()):
-                name = f"{stage.name}/{path.relative_to(made).as_posix()}"
-                files[name] = join([path], out / name)
+    for kind, source in itertools.product(("events", "aside"), read):
+        parts = [part for one in done for part in sorted((one.folder / kind / source).glob(f"*{SUFFIX}"))]
+        if parts:
+            files[f"{kind}/{source}{SUFFIX}"] = join(parts, out / kind / f"{source}{SUFFIX}")
+    for one, stage in ((one, stage) for one in done for stage in one.stages):
+        made = passes.own_folder(one.folder, stage) / "publish"
+        for path in sorted(path for path in made.rglob("*") if path.is_file()):
+            name = f"{stage.name}/{path.relative_to(made).as_posix()}"
+            files[name] = join([path], out / name)
     return counts, {"files": files}
+
+
+def deal(shards: Sequence[Shard], field: str | None, work: Path, engine: Engine) -> list[Shard]:
+    """The last shards by source, where a field makes sources."""
+    if field is None:
+        return list(shards)
+    folder = work / f"99-deal-{sha256_json([field, [(shard.key, shard.sha256) for shard in shards]])[:12]}"
+    tasks = [Task(shard.key, passes.deal_shard, (shard, field, folder)) for shard in shards]
+    receipts = engine.run(tasks, folder, f"dealing by {field}")
+    dealt = [
+        to_shard(source, shard.number, folder, made)
+        for shard, receipt in zip(shards, receipts, strict=True)
+        for source, made in receipt.items()
+    ]
+    return sorted(dealt, key=lambda shard: shard.source)  # stable: shards stay in their order
 
 
 def join(parts: Sequence[Path], path: Path) -> str:
@@ -439,5 +457,5 @@ def clean_work(config: PrepareConfig, done: Sequence[passes.Pass], work: Path) -
     """Removes the work of other configs, or all of it."""
     kept = {one.folder.name for one in done} | {"inputs"} if config.keep_work else set()
     for folder in work.iterdir():
-        if folder.name not in kept:
+        if folder.name not in kept:  # what was dealt lies in the output, too
             shutil.rmtree(folder)
