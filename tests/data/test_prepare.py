@@ -319,15 +319,11 @@ def test_made_corpus_is_read_by_source_and_split_reads_the_output(whole, tmp_pat
 
 
 def test_dealt_by_a_field_each_value_is_a_source(tmp_path):
-    """Two sources, three languages and none: every document lands in the source of its language, in order."""
-    texts = [
-        Document(str(i), f"text {i}", "web", {"language": ("en", "de", "zh/Hant", None)[i % 4]}) for i in range(50)
-    ]
-    write_documents(tmp_path / "in.jsonl.zst", texts)
-    config = Config(
-        sources={"web": prepare.InputConfig((str(tmp_path / "in.jsonl.zst"),))}, deal_by="language", shard_bytes=100
-    )
-    manifest, _ = prepare.prepare(config, tmp_path / "out")
+    """Three languages and none: every document lands in the source of its language, in order."""
+    rows = [{"id": str(i), "text": f"text {i}", "language": ("en", "de", "zh/Hant", None)[i % 4]} for i in range(50)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = {"web": prepare.InputConfig((str(tmp_path / "in.jsonl"),))}
+    manifest, _ = prepare.prepare(Config(sources=sources, deal_by="language", shard_bytes=100), tmp_path / "out")
     found = {name: list(read_written(tmp_path / "out" / f"{name}.jsonl.zst")) for name in manifest.counts["sources"]}
     assert list(found) == ["web-de", "web-en", "web-unknown", "web-zh_Hant"]
     assert [document.id for document in found["web-de"]] == [str(i) for i in range(1, 50, 4)]
