@@ -20,6 +20,7 @@ from lmjax.data.mixture import Budget, budget
 from lmjax.data.read import SUFFIX, Counts, DocumentWriter
 from lmjax.data.report import collect
 from lmjax.data.stage import GlobalStage
+from lmjax.data.units import Unit, fingerprint, open_units
 from lmjax.errors import UserError
 from lmjax.files import sha256_file
 
@@ -58,14 +59,14 @@ def estimate(
       mixture's rows, "whole_only": the stages whose drops a sample understates}.
     """
     stages = [getattr(config, name) for name in config.stages]
-    hashes = {path: prepare.fingerprint(path) for stage in stages for path in stage.files()}
-    units = prepare.open_units(config, documents, source)
+    hashes = {path: fingerprint(path) for stage in stages for path in stage.files()}
+    units = open_units(config.sources, config.shard_bytes, documents, source)
     with tempfile.TemporaryDirectory(prefix="lmjax-dry-run-") as folder:
         sampled, drawn = {}, []
         for name in dict.fromkeys(unit.source for unit in units):
             path = Path(folder) / f"{name}{SUFFIX}"
             sampled[name] = write_sample([unit for unit in units if unit.source == name], path, num_documents)
-            drawn.append(passes.Unit(name, 0, ((path.name, str(path)),), (sha256_file(path),), True, "text", "id"))
+            drawn.append(Unit(name, 0, ((path.name, str(path)),), (sha256_file(path),), True, "text", "id"))
         with LocalEngine(0, progress) as engine:
             done = prepare.run_passes(config, stages, drawn, hashes, Path(folder) / prepare.WORK, engine)
             values = collect(config.tokenizer, done)
@@ -84,7 +85,7 @@ def run_budget(config: prepare.PrepareConfig, tokens: dict[str, int]) -> list[Bu
     return budget(tokens, config.data, config.run_tokens or sum(tokens.values()), config.run_steps)
 
 
-def write_sample(units: Sequence[passes.Unit], path: Path, num_documents: int) -> Sampled:
+def write_sample(units: Sequence[Unit], path: Path, num_documents: int) -> Sampled:
     """Writes the first documents of some units."""
     some = units[:: max(1, len(units) // SPREAD)]
     sampled, each = Sampled(whole=len(some) == len(units)), -(-num_documents // len(some))
@@ -108,7 +109,7 @@ def write_sample(units: Sequence[passes.Unit], path: Path, num_documents: int) -
     return sampled
 
 
-def expansion(unit: passes.Unit, documents: Sequence[Document]) -> float:
+def expansion(unit: Unit, documents: Sequence[Document]) -> float:
     """Bytes of text for each byte of a file: measured by compressing, where the files are compressed."""
     if not unit.files[0][1].endswith(COMPRESSED):
         return 1.0
@@ -116,7 +117,7 @@ def expansion(unit: passes.Unit, documents: Sequence[Document]) -> float:
     return max(1.0, len(text) / max(1, len(zlib.compress(text, 6))))
 
 
-def extrapolate(source: str, units: Sequence[passes.Unit], sampled: Sampled, values: dict[str, Any]) -> dict[str, Any]:
+def extrapolate(source: str, units: Sequence[Unit], sampled: Sampled, values: dict[str, Any]) -> dict[str, Any]:
     """The sample's outcome, times how often it goes into the source."""
     files = [file for unit in units if unit.source == source for _, file in unit.files]
     size = sum(Path(file).stat().st_size for file in files)

@@ -29,6 +29,7 @@ from lmjax.data.document import Document, draw
 from lmjax.data.engine import Engine, Task, receipt
 from lmjax.data.read import SUFFIX, ZSTD_LEVEL, DocumentWriter, read_written
 from lmjax.data.stage import SAMPLES, Counts, Event, GlobalStage, MapStage, Sample, Shard, Stage, add_sample, run, timed
+from lmjax.data.units import Unit
 from lmjax.files import read_json, sha256_file, write_json
 
 TEMPORARY = ".tmp"  # ends the name of a file that is being written
@@ -104,34 +105,6 @@ class Profile:
 
 
 # -------------------------------------------------------------------------------------------------------------------- tasks
-
-
-@dataclasses.dataclass(frozen=True)
-class Unit:
-    """Input files that are read together: a big one, or some small ones that follow one another."""
-
-    source: str
-    number: int
-    files: tuple[tuple[str, str], ...]  # (name that ids begin with, path)
-    sha256: tuple[str, ...]  # of each file
-    written: bool  # the project's own form, made by an earlier stage
-    text_field: str
-    id_field: str | None
-
-    @property
-    def key(self) -> str:
-        """Names the unit's receipt."""
-        return f"{self.source}/{self.number:05d}"
-
-    def identity(self) -> list[Any]:
-        """What the documents depend on: not where the files lie."""
-        names = [name for name, _ in self.files]
-        return [self.source, names, list(self.sha256), self.written, self.text_field, self.id_field]
-
-
-def hash_files(paths: Sequence[str]) -> list[str]:
-    """The sha256 of files."""
-    return [sha256_file(path) for path in paths]
 
 
 def read_unit(unit: Unit, folder: Path, shard_bytes: int) -> dict[str, Any]:
@@ -244,6 +217,11 @@ def deal_shard(shard: Shard, field: str, folder: Path) -> dict[str, dict[str, An
         source: {"path": str(path.relative_to(folder)), **parts[source].counts(), "sha256": sha256_file(path)}
         for source, path in dealt.items()
     }
+
+
+def to_shard(source: str, number: int, folder: Path, made: dict[str, Any]) -> Shard:
+    """A shard as a task's receipt tells of it."""
+    return Shard(source, number, folder / made["path"], made["documents"], made["bytes"], made["sha256"])
 
 
 def write_shard(names: Sequence[str], shard: Shard, folder: Path, chain: Any) -> dict[str, Any]:

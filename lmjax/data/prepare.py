@@ -14,7 +14,6 @@ content of the shards that come in. None of it depends on workers, machines or t
 import contextlib
 import dataclasses
 import fcntl
-import itertools
 import logging
 import os
 import shutil
@@ -26,18 +25,16 @@ from typing import Any, Literal
 from etils import epath
 
 from lmjax.config import did_you_mean, free, is_free, need, to_dict
-from lmjax.data import passes, report
+from lmjax.data import passes, publish, report
 from lmjax.data.config import DataConfig
 from lmjax.data.decontaminate import Decontaminate
 from lmjax.data.engine import Engine, Progress, Task, open_engine
 from lmjax.data.exact_dedup import ExactDedup
 from lmjax.data.filters import C4, FineWeb, GopherQuality, GopherRepetition, Simple
-from lmjax.data.inputs import find_files
 from lmjax.data.near_dedup import NearDedup
 from lmjax.data.quality import Quality
-from lmjax.data.read import SUFFIX
-from lmjax.data.split import check_source
 from lmjax.data.stage import GlobalStage, MapStage, Shard, Stage
+from lmjax.data.units import InputConfig, Unit, fingerprint, hash_sources, hash_units, open_units
 from lmjax.errors import RunError, UserError
 from lmjax.files import (
     MANIFEST,
@@ -47,7 +44,6 @@ from lmjax.files import (
     code_version,
     empty,
     read_manifest,
-    sha256_file,
     sha256_json,
     write_manifest,
 )  # fmt: skip
@@ -56,15 +52,6 @@ log = logging.getLogger(__name__)
 
 VERSION = 1  # of reading and of the form of shards
 WORK = "work"
-
-
-@dataclasses.dataclass(frozen=True)
-class InputConfig:
-    """One source: a part of the corpus with a name of its own in counts and mixtures."""
-
-    paths: tuple[str, ...]  # files, folders, globs; WARC, WET, HTML, text, JSON lines, Parquet
-    text_field: str = "text"  # of JSON lines and Parquet; the other fields become meta
-    id_field: str | None = "id"  # holds an id, unique in its source; where it is missing the id is `path#line`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,87 +112,10 @@ def decides(config: Any) -> dict[str, Any]:
     return {key: value for key, value in to_dict(config).items() if not is_free(type(config), key)}
 
 
-# -------------------------------------------------------------------------------------------------------------------- inputs
-
-
-def open_units(config: PrepareConfig, documents: Sequence[str], source: str | None) -> list[passes.Unit]:
-    """What is read, in parts; their hashes come later."""
-    sources = dict(config.sources)
-    made: dict[str, list[tuple[str, str, str]]] = {}
-    raw = []
-    for path in documents:
-        if any((Path(path) / name).exists() for name in (MANIFEST, UNFINISHED)):
-            add_made(made, path)
-        else:
-            raw.append(path)
-    if raw:
-        sources[check_source(source, {**sources, **made})] = InputConfig(tuple(raw))
-    elif source is not None:
-        raise UserError(f"--source {source} names raw files, but the inputs' sources have names: {', '.join(made)}")
-    units = []
-    for name, given in sources.items():
-        check_source(name, made)
-        files, skipped = find_files(given.paths)
-        if skipped:
-            log.warning("source %s: %d files have an unknown extension and are left out", name, skipped)
-        groups = group_files(files, config.shard_bytes)
-        units += [
-            passes.Unit(name, i, tuple(group), (), False, given.text_field, given.id_field)
-            for i, group in enumerate(groups)
-        ]
-    for name, files in made.items():
-        units += [
-            passes.Unit(name, i, ((file, path),), (sha256,), True, "text", "id")
-            for i, (file, path, sha256) in enumerate(files)
-        ]
-    if not units:
-        raise UserError("nothing to prepare: give --documents PATH … --source NAME, or config.sources")
-    return units
-
-
-def add_made(made: dict[str, list[tuple[str, str, str]]], folder: str) -> None:
-    """The sources of a folder that a stage made."""
-    manifest = read_manifest(folder)
-    files = {
-        name: sha
-        for name, sha in manifest.content.get("files", {}).items()
-        if name.endswith(SUFFIX) and "/" not in name
-    }
-    if not files:
-        raise UserError(f"{folder} was made by `lmjax {manifest.stage}`: it holds no documents to prepare")
-    for name, sha256 in files.items():
-        made.setdefault(name.removesuffix(SUFFIX), []).append((name, str(Path(folder) / name), sha256))
-
-
-def group_files(files: Sequence[tuple[str, epath.Path]], max_bytes: int) -> list[list[tuple[str, str]]]:
-    """Files that follow one another, together up to `max_bytes` where they are small."""
-    groups: list[list[tuple[str, str]]] = []
-    size = max_bytes
-    for name, path in files:
-        length = path.stat().length
-        if size + length > max_bytes:
-            groups.append([])
-            size = 0
-        groups[-1].append((name, os.fspath(path)))
-        size += length
-    return groups
-
-
-def hash_units(units: Sequence[passes.Unit], work: Path, engine: Engine) -> list[passes.Unit]:
-    """Units with the hash of each file: hashed once, for as long as its size and time of change stay."""
-    tasks = []
-    for unit in (unit for unit in units if not unit.written):
-        paths = [path for _, path in unit.files]
-        seen = [(path, (stat := os.stat(path)).st_size, stat.st_mtime_ns) for path in paths]
-        tasks.append(Task(sha256_json(seen)[:24], passes.hash_files, (paths,)))
-    hashes = iter(engine.run(tasks, work / "inputs", "hashing the inputs"))
-    return [unit if unit.written else dataclasses.replace(unit, sha256=tuple(next(hashes))) for unit in units]
-
-
 # -------------------------------------------------------------------------------------------------------------------- passes
 
 
-def read_pass(config: PrepareConfig, units: Sequence[passes.Unit], work: Path, engine: Engine) -> passes.Pass:
+def read_pass(config: PrepareConfig, units: Sequence[Unit], work: Path, engine: Engine) -> passes.Pass:
     """Reads the inputs into shards."""
     identity = [VERSION, config.shard_bytes, [unit.identity() for unit in units]]
     folder = work / f"00-read-{sha256_json(identity)[:12]}"
@@ -216,13 +126,8 @@ def read_pass(config: PrepareConfig, units: Sequence[passes.Unit], work: Path, e
     for receipt in receipts:
         for made in receipt["shards"]:
             number = numbers[receipt["source"]] = numbers.get(receipt["source"], -1) + 1
-            shards.append(to_shard(receipt["source"], number, folder, made))
+            shards.append(passes.to_shard(receipt["source"], number, folder, made))
     return passes.Pass((), folder, shards, receipts)
-
-
-def to_shard(source: str, number: int, folder: Path, made: dict[str, Any]) -> Shard:
-    """A shard as a task's receipt tells of it."""
-    return Shard(source, number, folder / made["path"], made["documents"], made["bytes"], made["sha256"])
 
 
 def group_stages(stages: Sequence[Stage], save: str) -> list[tuple[Stage, ...]]:
@@ -248,23 +153,10 @@ def stage_pass(
     folder = work / f"{number:02d}-{names}-{sha256_json(identity)[:12]}"
     receipts = engine.run(passes.pass_tasks(stages, shards, folder, engine), folder, names)
     after = [
-        to_shard(shard.source, shard.number, folder, receipt["shards"][0])
+        passes.to_shard(shard.source, shard.number, folder, receipt["shards"][0])
         for shard, receipt in zip(shards, receipts, strict=True)
     ]
     return passes.Pass(stages, folder, after, receipts)
-
-
-def fingerprint(path: str) -> str:
-    """Hash of the content of a file, or of all files of a folder."""
-    root = Path(path)
-    if root.is_file():
-        return sha256_file(root)
-    if (root / MANIFEST).exists():
-        return read_manifest(root).fingerprint()
-    if not root.is_dir():
-        raise UserError(f"no such file or folder: {path}")
-    files = sorted(file for file in root.rglob("*") if file.is_file())
-    return sha256_json([(file.relative_to(root).as_posix(), sha256_file(file)) for file in files])
 
 
 def check_budget(config: PrepareConfig, done: passes.Pass) -> None:
@@ -315,7 +207,7 @@ def prepare(
     stages = [getattr(config, name) for name in config.stages]
     warn_unused(config)
     files = [path for stage in stages for path in stage.files()]
-    units = open_units(config, documents, source)
+    units = open_units(config.sources, config.shard_bytes, documents, source)
     out = Path(out)
     with claimed(out), open_engine(config.engine, config.num_workers, config.ray_address, progress) as engine:
         work = out / WORK
@@ -335,7 +227,7 @@ def prepare(
         remove_temporary(work)
         done = run_passes(config, stages, units, hashes, work, engine)
         values = report.collect(config.tokenizer, done)
-        counts, content = publish(deal(done[-1].shards, config.deal_by, work, engine), done, out)
+        counts, content = publish.publish(publish.deal(done[-1].shards, config.deal_by, work, engine), done, out)
         report.write(values, out)
         seconds = round(time.monotonic() - start, 3)
         manifest = Manifest("prepare", inputs, identity, counts, content, code_version(), seconds)
@@ -369,20 +261,10 @@ def warn_unused(config: PrepareConfig) -> None:
             log.warning("config.%s is set, but %r is not among config.stages", name, name)
 
 
-def hash_sources(units: Sequence[passes.Unit]) -> dict[str, str]:
-    """source → hash of its files' names and contents."""
-    files: dict[str, list] = {}
-    for unit in units:
-        files.setdefault(unit.source, []).extend(
-            [name, sha] for (name, _), sha in zip(unit.files, unit.sha256, strict=True)
-        )
-    return {source: sha256_json(names) for source, names in files.items()}
-
-
 def run_passes(
     config: PrepareConfig,
     stages: Sequence[Stage],
-    units: Sequence[passes.Unit],
+    units: Sequence[Unit],
     hashes: dict[str, str],
     work: Path,
     engine: Engine,
@@ -394,57 +276,6 @@ def run_passes(
         done.append(stage_pass(number, group, done[-1].shards, hashes, work, engine))
         check_budget(config, done[-1])
     return done
-
-
-def publish(shards: Sequence[Shard], done: Sequence[passes.Pass], out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Writes the output from the last shards; returns (counts, content) of the manifest."""
-    files: dict[str, str] = {}
-    counts: dict[str, Any] = {"documents": 0, "bytes": 0, "sources": {}}
-    read = list(dict.fromkeys(receipt["source"] for receipt in done[0].receipts))
-    for source in dict.fromkeys([shard.source for shard in shards]):
-        own = [shard for shard in shards if shard.source == source]
-        numbers = {"documents": sum(s.documents for s in own), "bytes": sum(s.text_bytes for s in own)}
-        counts["sources"][source] = numbers
-        for key, value in numbers.items():
-            counts[key] += value
-        if numbers["documents"]:
-            files[f"{source}{SUFFIX}"] = join([shard.path for shard in own], out / f"{source}{SUFFIX}")
-        else:
-            log.warning("no document of the source %s is left", source)
-    for kind, source in itertools.product(("events", "aside"), read):
-        parts = [part for one in done for part in sorted((one.folder / kind / source).glob(f"*{SUFFIX}"))]
-        if parts:
-            files[f"{kind}/{source}{SUFFIX}"] = join(parts, out / kind / f"{source}{SUFFIX}")
-    for one, stage in ((one, stage) for one in done for stage in one.stages):
-        made = passes.own_folder(one.folder, stage) / "publish"
-        for path in sorted(path for path in made.rglob("*") if path.is_file()):
-            name = f"{stage.name}/{path.relative_to(made).as_posix()}"
-            files[name] = join([path], out / name)
-    return counts, {"files": files}
-
-
-def deal(shards: Sequence[Shard], field: str | None, work: Path, engine: Engine) -> list[Shard]:
-    """The last shards by source, where a field makes sources."""
-    if field is None:
-        return list(shards)
-    folder = work / f"99-deal-{sha256_json([field, [(shard.key, shard.sha256) for shard in shards]])[:12]}"
-    tasks = [Task(shard.key, passes.deal_shard, (shard, field, folder)) for shard in shards]
-    receipts = engine.run(tasks, folder, f"dealing by {field}")
-    dealt = [
-        to_shard(source, shard.number, folder, made)
-        for shard, receipt in zip(shards, receipts, strict=True)
-        for source, made in receipt.items()
-    ]
-    return sorted(dealt, key=lambda shard: shard.source)  # stable: shards stay in their order
-
-
-def join(parts: Sequence[Path], path: Path) -> str:
-    """Files one after another (zstd frames may follow one another) as one; its sha256."""
-    with passes.whole(path) as temporary, open(temporary, "wb") as file:
-        for part in parts:
-            with open(part, "rb") as source:
-                shutil.copyfileobj(source, file, 1 << 20)
-    return sha256_file(path)
 
 
 def remove_temporary(work: Path) -> None:

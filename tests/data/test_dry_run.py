@@ -9,6 +9,7 @@ import test_prepare
 
 from lmjax.data import dry_run, prepare
 from lmjax.data.config import DataConfig
+from lmjax.data.units import InputConfig
 from lmjax.errors import UserError
 from lmjax.files import read_json
 
@@ -44,7 +45,7 @@ def test_a_sample_of_a_large_source_comes_near(tmp_path, suffix):
         opened = gzip.open if suffix.endswith("gz") else open
         with opened(tmp_path / f"{part}.{suffix}", "wt") as file:
             file.writelines(lines)
-    sources = {"web": prepare.InputConfig((str(tmp_path),))}
+    sources = {"web": InputConfig((str(tmp_path),))}
     config = test_prepare.Config(sources=sources, stages=("short",), max_failed_share=0.2)
     row = dry_run.estimate(config, [], None, 300)["sources"]["web"]
     prepare.prepare(config, tmp_path / "out")

@@ -21,6 +21,7 @@ from lmjax.data.document import Document
 from lmjax.data.engine import Engine, Task
 from lmjax.data.read import read_written, write_documents
 from lmjax.data.stage import Counts, Drop, Failed, GlobalStage, MapStage, Shard, Tally, Verdict, run
+from lmjax.data.units import InputConfig
 from lmjax.errors import RunError, UserError
 from lmjax.files import read_json
 
@@ -104,7 +105,7 @@ def make_inputs(folder: Path, documents: int = 300) -> Path:
 
 
 def config(inputs: Path, **options) -> Config:
-    sources = {name: prepare.InputConfig((str(inputs / name),)) for name in ("web", "books")}
+    sources = {name: InputConfig((str(inputs / name),)) for name in ("web", "books")}
     options = {"stages": ("short", "once"), "shard_bytes": 4000, "max_failed_share": 0.05, **options}
     return Config(sources=sources, **options)
 
@@ -322,7 +323,7 @@ def test_dealt_by_a_field_each_value_is_a_source(tmp_path):
     """Three languages and none: every document lands in the source of its language, in order."""
     rows = [{"id": str(i), "text": f"text {i}", "language": ("en", "de", "zh/Hant", None)[i % 4]} for i in range(50)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sources = {"web": prepare.InputConfig((str(tmp_path / "in.jsonl"),))}
+    sources = {"web": InputConfig((str(tmp_path / "in.jsonl"),))}
     manifest, _ = prepare.prepare(Config(sources=sources, deal_by="language", shard_bytes=100), tmp_path / "out")
     found = {name: list(read_written(tmp_path / "out" / f"{name}.jsonl.zst")) for name in manifest.counts["sources"]}
     assert list(found) == ["web-de", "web-en", "web-unknown", "web-zh_Hant"]
@@ -345,7 +346,7 @@ def test_report_shows_samples_and_escapes(tmp_path):
     evil = "<script>alert(1)</script>&\ud800\x00\x1b[31m" + "x" * 3000
     write_documents(tmp_path / "web.jsonl.zst", [Document(f"</div><b>{i}", evil, "web") for i in range(50)])
     shutil.copy(tmp_path / "web.jsonl.zst", tmp_path / "input.jsonl.zst")
-    sources = {"web": prepare.InputConfig((str(tmp_path / "input.jsonl.zst"),))}
+    sources = {"web": InputConfig((str(tmp_path / "input.jsonl.zst"),))}
     prepare.prepare(Config(sources=sources, stages=("short",), short=Short(min_characters=10_000)), tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text()
     assert "<script" not in page and "</div><b>" not in page and html.escape("<script>alert(1)</script>") in page

@@ -12,6 +12,7 @@ import test_prepare
 from lmjax.data import report
 from lmjax.data.document import Document
 from lmjax.data.read import write_documents
+from lmjax.data.units import InputConfig
 from lmjax.files import read_json
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -41,7 +42,7 @@ def out(tmp_path_factory) -> Path:
     rows = [Document(f"e{i}", evil * (i + 1), "evil", {"<b>": "</script>"}) for i in range(30)]
     write_documents(root / "evil.jsonl.zst", rows)
     config = test_prepare.config(inputs, short=test_prepare.Short(min_characters=300))
-    sources = {**config.sources, "evil": test_prepare.prepare.InputConfig((str(root / "evil.jsonl.zst"),))}
+    sources = {**config.sources, "evil": InputConfig((str(root / "evil.jsonl.zst"),))}
     test_prepare.prepare.prepare(test_prepare.Config(**{**vars(config), "sources": sources}), root / "out")
     return root / "out"
 
