@@ -175,12 +175,11 @@ def check_names(
 def caps(tokens: Mapping[str, int], config: DataConfig) -> Float64[np.ndarray, " S"]:
     """The tokens that may be read of each source over the run."""
     epochs, most, free = config.max_epochs, config.max_tokens, float("inf")
-    return np.array(
-        [
-            min(tokens[name] * epochs.get(name, epochs.get("*", free)), most.get(name, most.get("*", free)))
-            for name in sorted(tokens)
-        ]
-    )
+    most = [
+        min(tokens[name] * epochs.get(name, epochs.get("*", free)), most.get(name, most.get("*", free)))
+        for name in sorted(tokens)
+    ]
+    return np.array(most, np.float64)
 
 
 def capped(

@@ -264,6 +264,8 @@ def test_what_is_short_is_named():
     assert "leave 60,000 (code 40,000, docs 20,000)" in str(error.value)
     (just_enough,) = shares_of(tokens, max_epochs={"code": 4.0, "docs": 2.0})
     assert just_enough == {"code": pytest.approx(0.8), "docs": pytest.approx(0.2)}
+    (nearly,) = shares_of(tokens, max_tokens={"code": 80_010, "docs": 20_000})  # rounding has no room
+    assert nearly["code"] <= 0.8001 and nearly["docs"] <= 0.2
     for name in ("max_epochs", "max_tokens"):
         with pytest.raises(UserError, match="no source 'cdoe' in the shards; did you mean 'code'"):
             shares_of(tokens, **{name: {"cdoe": 5}})
