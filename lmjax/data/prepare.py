@@ -26,13 +26,16 @@ from etils import epath
 
 from lmjax.config import did_you_mean, free, is_free, need, to_dict
 from lmjax.data import passes, publish, report
+from lmjax.data.clean import Clean
 from lmjax.data.config import DataConfig
 from lmjax.data.decontaminate import Decontaminate
 from lmjax.data.engine import Engine, Progress, Task, open_engine
 from lmjax.data.exact_dedup import ExactDedup
 from lmjax.data.filters import C4, FineWeb, GopherQuality, GopherRepetition, Simple
 from lmjax.data.near_dedup import NearDedup
+from lmjax.data.pii import Pii
 from lmjax.data.quality import Quality
+from lmjax.data.safety import Safety
 from lmjax.data.stage import GlobalStage, MapStage, Shard, Stage
 from lmjax.data.units import InputConfig, Unit, fingerprint, hash_sources, hash_units, open_units
 from lmjax.errors import RunError, UserError
@@ -78,6 +81,7 @@ class PrepareConfig:
     num_workers: int = free(1)  # processes of the local engine
     ray_address: str | None = free(None)  # of a running cluster; none: one is started here
     # the stages, each with its options
+    clean: Clean = dataclasses.field(default_factory=Clean)
     gopher_repetition: GopherRepetition = dataclasses.field(default_factory=GopherRepetition)
     gopher_quality: GopherQuality = dataclasses.field(default_factory=GopherQuality)
     c4: C4 = dataclasses.field(default_factory=C4)
@@ -87,6 +91,8 @@ class PrepareConfig:
     exact_dedup: ExactDedup = dataclasses.field(default_factory=ExactDedup)
     near_dedup: NearDedup = dataclasses.field(default_factory=NearDedup)
     decontaminate: Decontaminate = dataclasses.field(default_factory=Decontaminate)
+    safety: Safety = dataclasses.field(default_factory=Safety)
+    pii: Pii = dataclasses.field(default_factory=Pii)
 
     def __post_init__(self):
         need(self.shard_bytes >= 1, f"config.shard_bytes={self.shard_bytes} must be at least 1")

@@ -1,0 +1,27 @@
+"""Source code as The Stack is cleaned (Li et al. 2023, StarCoder): permissive licences, nothing generated, no copies.
+
+Command   lmjax prepare --config configs/data/code.py --documents repositories --source code --out prepared/code
+Hardware  RECEIPT
+Time      RECEIPT
+Reached   RECEIPT
+"""
+
+from ml_collections import ConfigDict
+
+PERMISSIVE = (
+    "MIT", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "0BSD", "Unlicense", "CC0-1.0", "PSF-2.0", "Zlib",
+)  # fmt: skip
+
+
+def get_config() -> ConfigDict:
+    """A file without a licence of its own takes that of its source: --config.license.sources.code=MIT."""
+    return ConfigDict(
+        {
+            "stages": ("clean", "code", "license", "exact_dedup", "near_dedup", "decontaminate", "pii"),
+            "clean": {"code": True},
+            "license": {"allow": PERMISSIVE},
+            "near_dedup": {"threshold": 0.85},  # forks differ little
+            # addresses in code are examples and ports more often than somebody's
+            "pii": {"phone": False, "ip": False},
+        }
+    )
