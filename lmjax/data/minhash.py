@@ -19,46 +19,98 @@ import xxhash
 from jaxtyping import UInt64
 
 from lmjax.data.document import to_bytes
-from lmjax.data.words import split_words
+from lmjax.data.words import INVISIBLE, UNSPACED, split_words
 
 PRIME = (1 << 61) - 1
 BLOCK = 1024  # shingles that meet the permutations at a time: the products stay in the cache
 WORDS_BLOCK = 1 << 16  # n-grams whose hashes are Python integers at a time
-SIGNS = dict.fromkeys((*range(9), *range(11, 48), *range(58, 65), *range(91, 97), *range(123, 160)), " ")
-SIGNS |= dict.fromkeys(map(ord, "«´»–—’“”„…∶━►、。〈〉《》「」【】！％（），．１：；？～"), " ")
+RARE_SIGNS = frozenset(map(chr, range(128, 160))) | frozenset("«´»–—’“”„…∶━►、。〈〉《》「」【】！％（），．１：；？～")
+RARE_POINTS = frozenset("،٫⎖⎗⎘")  # decimal points
 NUMBER = re.compile(r"\d+(?:[.,،٫⎖⎗⎘]\d+)?")
-ASCII_NUMBER = re.compile(r"0+(?:[.,]0+)?")  # once all digits are 0: a search for one character is fast
-ZEROS = str.maketrans("123456789", "000000000")
+ASCII = bytes(range(128))
+LOWER_ZEROS = bytes.maketrans(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZ123456789,", b"abcdefghijklmnopqrstuvwxyz000000000."
+)  # , is . in a number
+PLAIN = b"abcdefghijklmnopqrstuvwxyz0123456789"
+SIGNS = bytes(code if code in PLAIN or code > 127 else ord(" ") for code in range(256))
+ALONE = re.compile(f"[{UNSPACED}]")  # a word by itself
+ANY_SIGNS = dict.fromkeys([code for code in range(128) if SIGNS[code] == ord(" ")] + list(map(ord, RARE_SIGNS)), " ")
+FINAL = "Σ"  # whose small letter depends on what follows
+FEW = 40  # different characters that are replaced one by one
 BIT_BLOCKS_LEFT = 3  # equal blocks that a table of SimHash looks for: some 32 bits
 
 
-def simplify(text: str) -> str:
-    """What is compared: lower case, numbers as 0, signs and runs of white space as one blank, no accents."""
-    if text.isascii():
-        return " ".join(ASCII_NUMBER.sub("0", text.lower().translate(ZEROS)).translate(SIGNS).split())
-    text = unicodedata.normalize("NFD", " ".join(NUMBER.sub("0", text.lower()).translate(SIGNS).split()))
-    marks = [character for character in set(text) if unicodedata.category(character) == "Mn"]
-    return text.translate(dict.fromkeys(map(ord, marks))).strip()
+def simplify(text: str) -> bytes:
+    """The words of the text that are compared, a blank between two: in lower case, numbers as 0, no signs, no accents."""
+    data = to_bytes(text)
+    rare = set(data.translate(None, ASCII).decode("utf-8", "surrogatepass"))
+    if len(rare) > FEW or any(spell(character) is None for character in rare):
+        return simplify_any(text)
+    data = single(data.translate(LOWER_ZEROS), b"0").replace(b"0.0", b"0").translate(SIGNS)
+    for character in rare:
+        data = data.replace(to_bytes(character), spell(character))
+    return single(data, b" ").strip(b" ")
+
+
+def simplify_any(text: str) -> bytes:
+    """The same in any script, character by character."""
+    text = NUMBER.sub("0", text.lower()).translate(ANY_SIGNS)
+    text = unicodedata.normalize("NFD", text)
+    marks = [ord(character) for character in set(text) if unicodedata.category(character) == "Mn"]
+    return to_bytes(" ".join(split_words(text.translate(dict.fromkeys(marks)))))
+
+
+def single(data: bytes, byte: bytes) -> bytes:
+    """Each run of a byte as one."""
+    if byte + byte not in data:
+        return data
+    codes = np.frombuffer(data, np.uint8)
+    is_byte = codes == ord(byte)
+    keep = np.ones(len(codes), bool)
+    np.logical_and(is_byte[1:], is_byte[:-1], out=keep[1:])
+    np.logical_not(keep[1:], out=keep[1:])
+    return codes[keep].tobytes()
+
+
+@functools.cache
+def spell(character: str) -> bytes | None:
+    """What a character that is not ASCII becomes wherever it stands; none where that depends on its neighbours."""
+    if character in FINAL or character in RARE_POINTS or character.isdecimal():
+        return None
+    if character in RARE_SIGNS:
+        return b" "
+    spelling = ""
+    for part in unicodedata.normalize("NFD", character.lower()):
+        category = unicodedata.category(part)
+        if part in INVISIBLE or category in ("Mc", "Me"):
+            return None
+        if part.isalnum() and not ALONE.match(part):
+            spelling += part
+        elif category != "Mn":
+            spelling += " " if part.isspace() else f" {part} "
+    return to_bytes(spelling)
 
 
 def shingle_hashes(text: str, words: int) -> UInt64[np.ndarray, "S"]:
     """The text's set of shingles, sorted; empty for a text of fewer words."""
-    simple = simplify(text)
-    # of an ASCII text, letters, digits and single blanks are left: its words stand between the blanks
-    joined = to_bytes(simple if text.isascii() else " ".join(split_words(simple)))
+    joined = simplify(text)
     blanks = np.flatnonzero(np.frombuffer(joined, np.uint8) == ord(" "))
-    starts, ends = np.concatenate([[0], blanks + 1]), np.concatenate([blanks, [len(joined)]])
-    count = len(starts) - words + 1
+    count = len(blanks) + 2 - words
     if count < 1 or not joined:
         return np.empty(0, np.uint64)
+    edges = np.concatenate([[-1], blanks, [len(joined)]])
     hashes = np.empty(count, np.uint64)
     digest = xxhash.xxh64_intdigest
     for first in range(0, count, WORDS_BLOCK):
         last = min(first + WORDS_BLOCK, count)
-        spans = zip(starts[first:last].tolist(), ends[first + words - 1 : last + words - 1].tolist(), strict=True)
-        hashes[first:last] = np.array([digest(joined[start:end]) for start, end in spans], np.uint64)
+        cuts = edges[first : last + words].tolist()
+        shingles = [digest(joined[start + 1 : end]) for start, end in zip(cuts, cuts[words:], strict=False)]
+        hashes[first:last] = np.fromiter(shingles, np.uint64, last - first)
     hashes.sort()
-    return hashes[np.concatenate([[True], hashes[1:] != hashes[:-1]])]
+    new = np.empty(count, bool)
+    new[0] = True
+    np.not_equal(hashes[1:], hashes[:-1], out=new[1:])
+    return hashes[new]
 
 
 class MinHasher:
@@ -72,7 +124,7 @@ class MinHasher:
         self.a8 = (self.a << np.uint64(3))[:, None]
         self.b8 = ((self.b << np.uint64(3)) + np.uint64(64))[:, None]
         self.rows = np.arange(num_hashes)
-        self.products = np.empty((num_hashes, BLOCK), np.uint64)
+        self.products = np.empty(num_hashes * BLOCK, np.uint64)
 
     def signature(self, shingles: UInt64[np.ndarray, "S"]) -> UInt64[np.ndarray, "H"]:
         """The signature of a non-empty set of shingles."""
@@ -87,7 +139,8 @@ class MinHasher:
         x mod (2^61 − 1) is the low 61 bits of x plus its three top bits, so the product with the least low bits is the least,
         unless another comes within 7 of it or a sum reaches the prime: then, once in 10^12 texts, all are computed.
         """
-        products = np.multiply(shingles, self.a8, out=self.products[:, : len(shingles)])
+        products = self.products[: len(self.a) * len(shingles)].reshape(-1, len(shingles))
+        np.multiply(shingles, self.a8, out=products)
         products += self.b8
         least = products.argmin(1)
         low = products[self.rows, least]
