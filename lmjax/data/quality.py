@@ -168,14 +168,10 @@ def quantiles(table: dict[str, int], kind: str) -> dict[str, float]:
 
 # ------------------------------------------------------------------------------------------------------------------- words
 
-ID, HASH_AT, HASH, SYLLABLES_AT, SYLLABLES, ASCII = (
-    (1 << 20) - 1,
-    20,
-    (1 << 32) - 1,
-    52,
-    63,
-    1 << 58,
-)  # bits of an entry
+ID = (1 << 20) - 1  # where an entry keeps what
+HASH_AT, HASH = 20, (1 << 32) - 1
+SYLLABLES_AT, SYLLABLES = 52, 63
+ASCII = 1 << 58
 MAX_ENTRIES = 1 << 19
 
 
@@ -208,16 +204,17 @@ def read_shards(shards: Sequence[Path]) -> Iterator[Document]:
     return (document for path in shards[::step] for document in read_written(path))
 
 
-def sample(documents: Iterable[Document], most_bytes: int, seed: int) -> list[Document]:
-    """Documents drawn by their ids, in the order of their draws, of at most that many bytes (or one)."""
+def sample(documents: Iterable[Document], enough_bytes: int, seed: int) -> list[Document]:
+    """The documents with the smallest draws by id, in their order, as few as make `enough_bytes`: whatever order they come in."""
     heap: list[tuple[float, str, int, Document]] = []  # the largest draw on top
     size = 0
     for number, document in enumerate(documents):
         heapq.heappush(heap, (-draw(document.id, "quality", seed), document.id, number, document))
         size += len(to_bytes(document.text))
-        while size > most_bytes and len(heap) > 1:
-            size -= len(to_bytes(heapq.heappop(heap)[3].text))
-    return [document for *_, document in sorted(heap, reverse=True)]
+        while size - (top := len(to_bytes(heap[0][3].text))) >= enough_bytes:
+            heapq.heappop(heap)
+            size -= top
+    return [document for *_, document in sorted(heap, key=lambda item: (-item[0], item[1], item[2]))]
 
 
 @dataclasses.dataclass(frozen=True)
