@@ -290,7 +290,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
         return top
 
     peak(2000)
-    assert peak(100_000) < 1.2 * peak(4000)
+    assert peak(40_000) < 1.2 * peak(4000)
 
 
 SOURCE = bestfit.Source(
