@@ -16,6 +16,7 @@ from lmjax import cli
 from lmjax import config as configs
 from lmjax.checkpoint import layout
 from lmjax.data.config import ShardsConfig, SplitConfig, TokenizerConfig
+from lmjax.data.prepare import PrepareConfig, stage_names
 from lmjax.monitor import write
 from lmjax.train.config import RunConfig
 
@@ -29,7 +30,7 @@ BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PATH = re.compile(
     r"(?<![\w/.-])(?:(?:lmjax|configs|scripts|tests|notebooks|constraints|\.ci)/[\w./-]*|\w+\.(?:md|toml))(?<![.-])"
 )
-CONFIGS = {"split": SplitConfig, "tokenizer": TokenizerConfig, "tokenize": ShardsConfig}  # of the others: RunConfig
+CONFIGS = {"prepare": PrepareConfig, "split": SplitConfig, "tokenizer": TokenizerConfig, "tokenize": ShardsConfig}  # of the others: RunConfig
 
 
 def section(page: str, title: str) -> str:
@@ -112,6 +113,13 @@ def test_what_a_row_of_contributing_points_at_is_there():
         f"{path}:{name}" for path, _, name in places if not set(name.split(".")) <= definitions(ROOT / path)
     ]  # fmt: skip
     assert not wrong
+
+
+def test_the_stages_of_preparation_are_told_and_configured():
+    """Every stage stands in the table, and every stage of a table in a config exists."""
+    prepared = table(section(README, "Prepare data"), "stage")
+    named = {name for cell in prepared for name in re.findall(r"\w+", cell)}
+    assert named == set(stage_names(PrepareConfig))
 
 
 def test_every_verb_and_every_file_of_a_run_is_told():
