@@ -23,10 +23,21 @@ from pathlib import Path
 from lmjax.data.document import Document
 from lmjax.data.words import split_words
 
-PACKAGES = (
-    "python3.11-doc dict-gcide linux-doc-6.1 debian-handbook postgresql-doc-15 sqlite3-doc anarchism fortunes"
-    " manpages-de manpages-fr manpages-ja manpages-es manpages-ru"
-).split()
+PACKAGES = [
+    "python3.11-doc",
+    "dict-gcide",
+    "linux-doc-6.1",
+    "debian-handbook",
+    "postgresql-doc-15",
+    "sqlite3-doc",
+    "anarchism",
+    "fortunes",
+    "manpages-de",
+    "manpages-fr",
+    "manpages-ja",
+    "manpages-es",
+    "manpages-ru",
+]
 TREES = {  # source → folder of files
     "python_doc": "/usr/share/doc/python3.11/html",
     "linux_doc": "/usr/share/doc/linux-doc-6.1",

@@ -25,22 +25,22 @@ SIGNS = TERMINAL | characters(
 )
 
 
-def share(part: float, whole: float) -> float:
+def share(part: int | float, whole: int) -> float:
     """part / whole; nothing of nothing is 0."""
     return part / whole if whole else 0.0
 
 
-def above(value: float, limit: float | None) -> bool:
+def above(value: int | float, limit: int | float | None) -> bool:
     """Whether a rule with an upper limit is broken."""
     return limit is not None and value > limit
 
 
-def below(value: float, limit: float | None) -> bool:
+def below(value: int | float, limit: int | float | None) -> bool:
     """Whether a rule with a lower limit is broken."""
     return limit is not None and value < limit
 
 
-def shown(value: float) -> float:
+def shown(value: int | float) -> float:
     """A figure as a drop's detail."""
     return round(float(value), 4)
 
@@ -79,8 +79,8 @@ class GopherQuality(MapStage):
 
     min_words: int | None = 50  # words that are not only signs
     max_words: int | None = 100_000  # the same
-    min_word_length: float | None = 3  # mean, in characters, of words that are not only signs
-    max_word_length: float | None = 10  # the same
+    min_word_length: float | None = 3.0  # mean, in characters, of words that are not only signs
+    max_word_length: float | None = 10.0  # the same
     max_hashes: float | None = 0.1  # `#` for each word, signs counted
     max_ellipses: float | None = 0.1  # `...` and `…` for each word, signs counted
     max_bullet_lines: float | None = 0.9  # share of lines that begin with `•` or `-`
@@ -284,16 +284,16 @@ BLOCK = 1 << 15  # characters hashed at a time: the powers of so many are kept
 
 
 @functools.cache
-def powers() -> tuple[np.ndarray, np.ndarray]:
-    """BASE and its inverse to the powers 0 … BLOCK, mod 2⁶⁴."""
-    tables = np.ones((2, BLOCK + 1), np.uint64)
+def powers(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """BASE and its inverse to the powers 0 … number, mod 2⁶⁴."""
+    tables = np.ones((2, number + 1), np.uint64)
     tables[:, 1:] = np.array([[BASE], [pow(BASE, -1, 1 << 64)]], np.uint64)
     return tuple(np.multiply.accumulate(tables, axis=1))
 
 
 def hash_words(words: list[str]) -> Hashes:
     """Prefix hashes at the places of words; equal runs of characters have equal hashes, others differ but for chance."""
-    power, inverse = powers()
+    power, inverse = powers(BLOCK)
     joined = "".join(words)
     place = np.zeros(len(words) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, words), np.int64, len(words)), out=place[1:])
@@ -302,9 +302,7 @@ def hash_words(words: list[str]) -> Hashes:
     first = 1
     for start in range(0, len(joined), BLOCK):
         codes = np.frombuffer(joined[start : start + BLOCK].encode("utf-32-le", "surrogatepass"), np.uint32)
-        values = (codes + np.uint64(1)) * np.uint64(0xD6E8FEB86659FD93)
-        values ^= values >> np.uint64(32)
-        values *= power[: len(values)]
+        values = spread(codes + np.uint64(1)) * power[: len(codes)]
         sums = np.cumsum(values) * np.uint64(pow(BASE, start, 1 << 64)) + np.uint64(before)
         last = int(np.searchsorted(place, start + len(values), "right"))
         local = place[first:last] - start
@@ -312,6 +310,12 @@ def hash_words(words: list[str]) -> Hashes:
         hashes.inverse[first:last] = inverse[local] * np.uint64(pow(BASE, -start, 1 << 64))
         before, first = int(sums[-1]), last
     return hashes
+
+
+def spread(values: np.ndarray) -> np.ndarray:
+    """Each number as another that says nothing of its size: one to one."""
+    values = values * np.uint64(0xD6E8FEB86659FD93)
+    return values ^ (values >> np.uint64(32))
 
 
 def places_of(keys: np.ndarray, hashes: np.ndarray) -> np.ndarray:
@@ -327,7 +331,7 @@ def top_ngram_characters(hashes: Hashes, n: int) -> int:
     """Characters, spaces between words counted, of all occurrences of the most frequent n-gram; of equals the first counts."""
     if n > hashes.num_words:
         return 0
-    words = hashes.joined(1)
+    words = spread(hashes.joined(1))  # or the sum of two words would be that of others, of the same characters
     mixed = words
     for i in range(1, n):
         mixed = mixed[:-1] * np.uint64(BASE) + words[i:]
@@ -512,9 +516,10 @@ class FineWeb(MapStage):
 
 
 def least_words(text: str) -> int:
-    """A number of words that a text has at least, quickly: whatever stands between blanks holds one. 1 for one with none."""
-    solid = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) > ord(" ")
-    return max(int(np.count_nonzero(solid[1:] > solid[:-1])), 1)
+    """A number of words that a text has at least, quickly: a word begins where ASCII follows a blank. 1 where none does."""
+    codes = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    starts = (codes[:-1] <= ord(" ")) & (codes[1:] - np.uint8(ord(" ") + 1) < 128 - ord(" ") - 1)
+    return max(int(np.count_nonzero(starts)), 1)
 
 
 # -------------------------------------------------------------------------------------------------------------------- simple
