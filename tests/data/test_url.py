@@ -77,7 +77,7 @@ def test_nothing_is_blocked_by_default():
 @pytest.mark.parametrize(
     "url, parts",
     [
-        ("https://WWW.Example.org/A/b/?q=1#f", ("example.org", "A/b/?q=1")),
+        ("https://WWW.Example.org/A/b/?q=1#f", ("example.org", "A/b?q=1")),
         ("example.org/a", ("example.org", "a")),
         ("http://127.0.0.1:80/", ("127.0.0.1", "")),
         ("http://[::1]/x", ("::1", "x")),
@@ -97,14 +97,12 @@ def test_members_agree_with_a_set():
     assert members(iter(()))(["a"]) is None
 
 
-def test_an_entry_costs_little_memory(tmp_path):
-    (tmp_path / "list").write_text("".join(f"site{i}.example\n" for i in range(5_000)))
-    stage = Url(lists=(str(tmp_path / "list"),))
+def test_an_entry_costs_little_memory():
     tracemalloc.start()
-    apply = stage.open(tmp_path)
+    find = members(f"site{i}.example" for i in range(10_000))
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert held < 5_000 * 16 and apply is not None
+    assert held < 10_000 * 16 and find(["site7.example"]) == "site7.example"
 
 
 def test_long_urls_take_no_longer_than_they_are_long():
