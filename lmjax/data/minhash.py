@@ -139,13 +139,16 @@ class MinHasher:
         x mod (2^61 − 1) is the low 61 bits of x plus its three top bits, so the product with the least low bits is the least,
         unless another comes within 7 of it or a sum reaches the prime: then, once in 10^12 texts, all are computed.
         """
-        products = self.products[: len(self.a) * len(shingles)].reshape(-1, len(shingles))
+        flat = self.products[: len(self.a) * len(shingles)]
+        products = flat.reshape(len(self.a), len(shingles))
         np.multiply(shingles, self.a8, out=products)
-        products += self.b8
+        np.add(products, self.b8, out=products)
         least = products.argmin(1)
-        low = products[self.rows, least]
-        products[self.rows, least] = np.uint64(0xFFFFFFFFFFFFFFFF)
-        if (low < 64).any() or (products.min(1) - low < 64).any():
+        places = least + self.rows * len(shingles)
+        low = flat[places]
+        flat[places] = np.uint64(0xFFFFFFFFFFFFFFFF)
+        apart = products.min(1) - low
+        if np.minimum(apart, low).min() < 64:
             return exact_minimum(shingles, self.a, self.b)
         return (shingles[least] * self.a + self.b) % np.uint64(PRIME)
 

@@ -48,7 +48,9 @@ def write_shards(documents: Sequence[Document], folder: Path, size: int) -> list
     return shards
 
 
-def run_global(stage: GlobalStage, documents: Sequence[Document], folder: Path, size: int = 7, seed: int = 0) -> Outcome:
+def run_global(
+    stage: GlobalStage, documents: Sequence[Document], folder: Path, size: int = 7, seed: int = 0
+) -> Outcome:
     """Decides and carries out."""
     folder.mkdir(parents=True, exist_ok=True)
     shards, tally = write_shards(documents, folder / "shards", size), {}
@@ -56,7 +58,9 @@ def run_global(stage: GlobalStage, documents: Sequence[Document], folder: Path, 
     decided = stage.decide(shards, folder / "stage", Shuffled(seed))
     kept, dropped, all_counts = [], {}, []
     for shard in shards:
-        counts = Counts(stage.name, lambda loss, _: dropped.__setitem__(loss.id, (loss.reason, loss.detail)))
+        counts = Counts(
+            stage.name, lambda loss, _: loss.reason and dropped.__setitem__(loss.id, (loss.reason, loss.detail))
+        )
         kept += stage.process(counts.reading(read_written(shard.path)), counts, decided[shard.key])
         for kind, table in counts.close()["tally"].items():
             for key, value in table.items():
