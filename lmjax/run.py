@@ -239,9 +239,11 @@ def describe(parts: Parts, speed: Speed) -> list[str]:
     """The run in two lines."""
     config, devices = parts.config, parts.mesh.devices
     shape = " × ".join(f"{name} {size}" for name, size in parts.mesh.shape.items())
+    lengths = " → ".join(map(str, config.data.seq_lens))
+    rows = "" if set(config.data.seq_lens) == {config.data.seq_len} else f", in rows of {lengths}"
     return [
         f"{params.total(config.model):,} parameters; {config.train.steps:,} steps of {config.train.batch_size} × "
-        f"{config.data.seq_len} tokens; {config.optim.name}, {config.train.precision}",
+        f"{config.data.seq_len} tokens{rows}; {config.optim.name}, {config.train.precision}",
         f"{devices.size} {devices.flat[0].device_kind} device(s), mesh {shape}; peak for MFU {speed.peak.source}",
     ]
 
@@ -321,7 +323,8 @@ def claim_workdir(workdir: epath.Path, record: dict[str, Any], tokenizer: Tokeni
     """
     path = workdir / RUN
     if not path.exists():
-        if workdir.exists() and any(p.name != COMPILE_CACHE for p in workdir.iterdir()):
+        early = (COMPILE_CACHE, PACKING)  # another process of the run may be ahead
+        if workdir.exists() and any(p.name not in early for p in workdir.iterdir()):
             raise UserError(f"{workdir} is not empty and is not the workdir of a run; choose another --workdir")
         if multihost.is_primary():
             tokenizer.save(workdir / TOKENIZER)
