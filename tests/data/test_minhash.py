@@ -11,7 +11,30 @@ import xxhash
 from lmjax.data import minhash
 from lmjax.data.words import split_words
 
-WORDS = "the model reads a row of tokens and learns to say what comes next in every language it has met so far".split()
+WORDS = [
+    "the",
+    "model",
+    "reads",
+    "a",
+    "row",
+    "of",
+    "tokens",
+    "and",
+    "learns",
+    "to",
+    "say",
+    "what",
+    "comes",
+    "next",
+    "in",
+    "every",
+    "language",
+    "it",
+    "has",
+    "met",
+    "so",
+    "far",
+]
 TEXTS = [
     "",
     "x",
@@ -31,7 +54,7 @@ def formula(shingles: np.ndarray, a: np.ndarray, b: np.ndarray) -> list[int]:
 
 
 def test_shingles_are_xxh64_of_runs_of_words():
-    words = "prices rose by 0 to 0 0 cafe".split()  # 1,234 is a number, .50 another
+    words = ["prices", "rose", "by", "0", "to", "0", "0", "cafe"]  # 1,234 is a number, .50 another
     expected = {xxhash.xxh64_intdigest(" ".join(words[i : i + 5])) for i in range(len(words) - 4)}
     assert minhash.shingle_hashes("Prices rose by 3.5% to 1,234.50 (café)!", 5).tolist() == sorted(expected)
     for text, count in (

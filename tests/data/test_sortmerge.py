@@ -1,5 +1,7 @@
 """Merged runs against one sort of everything, however small the blocks."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -48,7 +50,7 @@ def test_ranges_part_the_hashes():
     assert ranges(0) == [(0, None)]
     parts = ranges(10 * sortmerge.RANGE_RECORDS)
     assert len(parts) == 10 and parts[0][0] == 0 and parts[-1][1] is None
-    assert all(high == low for (_, high), (low, _) in zip(parts, parts[1:], strict=False))
+    assert all(high == low for (_, high), (low, _) in itertools.pairwise(parts))
 
 
 def test_packed_items_come_back(tmp_path):
