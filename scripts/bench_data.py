@@ -15,6 +15,7 @@
 import argparse
 import codecs
 import dataclasses
+import html
 import json
 import os
 import random
@@ -175,10 +176,10 @@ def their_language() -> Callable[[Any], bool]:
     return english
 
 
-def pipeline(sampler: Sampler, pages: int, folder: Path) -> list[Row]:
+def pipeline(sampler: Sampler, pages: int, folder: Path, quick: bool) -> list[Row]:
     """Ours beside theirs, in processes that are asked in turn."""
     path = folder / "pages.jsonl"
-    count = write_pages(path, pages)
+    count = write_pages(path, pages, quick)
     workers = {name: Worker(__file__, {WORKER: "1"}) for name in ("ours", "datatrove", "datatrove, resiliparse")}
     kept = {}
 
@@ -206,15 +207,25 @@ def pipeline(sampler: Sampler, pages: int, folder: Path) -> list[Row]:
     ]  # fmt: skip
 
 
-def write_pages(path: Path, pages: int) -> int:
+def write_pages(path: Path, pages: int, quick: bool = False) -> int:
     """HTML pages as JSON lines, spread over all there are; how many."""
-    every = list(real_pages())
+    every = list(package_pages() if quick else real_pages())
     chosen = every[:: max(1, len(every) // pages)][:pages]
     with path.open("w") as file:
         for page in chosen:
             meta = {"format": "html", "url": f"https://example.org/{page.id}"}
             file.write(json.dumps({"id": page.id, "text": page.text, **meta}) + "\n")
     return len(chosen)
+
+
+def package_pages() -> Iterator[Document]:
+    """What every machine has: packages' texts, a paragraph in each `<p>`, with a menu around."""
+    menu = "<nav>" + "".join(f"<a href='/{i}'>Page {i}</a>" for i in range(30)) + "</nav>"
+    for document in package_documents():
+        body = "".join(f"<p>{html.escape(part)}</p>" for part in document.text.split("\n\n"))
+        yield dataclasses.replace(
+            document, text=f"<html><head><title>x</title></head><body>{menu}<main>{body}</main></body></html>"
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------------ memory
@@ -392,7 +403,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="lmjax-bench-") as name:
         folder = Path(name)
         if "pipeline" in args.only:
-            rows += pipeline(sampler, 60 if args.quick else args.pages, folder)
+            rows += pipeline(sampler, 60 if args.quick else args.pages, folder, args.quick)
         if "memory" in args.only:
             rows += memory(3 if args.quick else 10, folder, args.quick)
         if "hostile" in args.only:

@@ -347,9 +347,16 @@ def test_every_config_file_of_the_project_builds():
     import pathlib
 
     from lmjax.data.config import ShardsConfig, SplitConfig, TokenizerConfig
+    from lmjax.data.prepare import PrepareConfig
     from lmjax.train.config import RunConfig
 
-    stages = {"tokenizer": TokenizerConfig, "shards": ShardsConfig, "split": SplitConfig, "pretrain": RunConfig}
+    stages = {
+        "data": PrepareConfig,
+        "tokenizer": TokenizerConfig,
+        "shards": ShardsConfig,
+        "split": SplitConfig,
+        "pretrain": RunConfig,
+    }
     paths = sorted(pathlib.Path(__file__).parent.parent.joinpath("configs").glob("*/*.py"))
     assert paths
     for path in paths:

@@ -22,6 +22,6 @@ def get_config() -> ConfigDict:
             "license": {"allow": PERMISSIVE},
             "near_dedup": {"threshold": 0.85},  # forks differ little
             # addresses in code are examples and ports more often than somebody's
-            "pii": {"phone": False, "ip": False},
+            "pii": {"kinds": ("email", "card", "iban", "ssn")},
         }
     )

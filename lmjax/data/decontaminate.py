@@ -18,6 +18,7 @@ import functools
 import io
 import itertools
 import json
+import logging
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,6 +38,8 @@ from lmjax.data.stage import Apply, Drop, MapStage, Tally, Verdict
 from lmjax.data.words import split_words
 from lmjax.errors import UserError
 from lmjax.files import read_json, write_atomic
+
+log = logging.getLogger(__name__)
 
 ID_FIELDS = ("id", "task_id", "question_id", "qid", "idx")  # the first that an item has names it
 BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
@@ -80,12 +83,12 @@ class Decontaminate(MapStage):
 
     def files(self) -> Sequence[str]:
         """The benchmarks' files."""
-        need(bool(self.benchmarks), "decontaminate needs benchmarks: name → path of the items")
+        if not self.benchmarks:
+            log.warning("decontaminate has no benchmarks (name → path of the items): nothing is compared")
         return [str(path) for where in self.benchmarks.values() for _, path in find_files(where)[0]]
 
     def fit(self, shards: Sequence[Path], folder: Path) -> None:
         """Writes the index of all items."""
-        need(bool(self.benchmarks), "decontaminate needs benchmarks: name → path of the items")
         write_index(folder, build_index(self))
 
     def open(self, folder: Path) -> Apply:

@@ -27,17 +27,21 @@ from etils import epath
 from lmjax.config import did_you_mean, free, is_free, need, to_dict
 from lmjax.data import passes, publish, report
 from lmjax.data.clean import Clean
+from lmjax.data.code import Code
 from lmjax.data.config import DataConfig
 from lmjax.data.decontaminate import Decontaminate
 from lmjax.data.engine import Engine, Progress, Task, open_engine
 from lmjax.data.exact_dedup import ExactDedup
 from lmjax.data.filters import C4, FineWeb, GopherQuality, GopherRepetition, Simple
+from lmjax.data.language import Language
+from lmjax.data.license import License
 from lmjax.data.near_dedup import NearDedup
 from lmjax.data.pii import Pii
 from lmjax.data.quality import Quality
 from lmjax.data.safety import Safety
 from lmjax.data.stage import GlobalStage, MapStage, Shard, Stage
 from lmjax.data.units import InputConfig, Unit, fingerprint, hash_sources, hash_units, open_units
+from lmjax.data.url import Url
 from lmjax.errors import RunError, UserError
 from lmjax.files import (
     MANIFEST,
@@ -81,12 +85,16 @@ class PrepareConfig:
     num_workers: int = free(1)  # processes of the local engine
     ray_address: str | None = free(None)  # of a running cluster; none: one is started here
     # the stages, each with its options
+    url: Url = dataclasses.field(default_factory=Url)
     clean: Clean = dataclasses.field(default_factory=Clean)
+    language: Language = dataclasses.field(default_factory=Language)
     gopher_repetition: GopherRepetition = dataclasses.field(default_factory=GopherRepetition)
     gopher_quality: GopherQuality = dataclasses.field(default_factory=GopherQuality)
     c4: C4 = dataclasses.field(default_factory=C4)
     fineweb: FineWeb = dataclasses.field(default_factory=FineWeb)
     simple: Simple = dataclasses.field(default_factory=Simple)
+    code: Code = dataclasses.field(default_factory=Code)
+    license: License = dataclasses.field(default_factory=License)
     quality: Quality = dataclasses.field(default_factory=Quality)
     exact_dedup: ExactDedup = dataclasses.field(default_factory=ExactDedup)
     near_dedup: NearDedup = dataclasses.field(default_factory=NearDedup)

@@ -242,13 +242,18 @@ def test_items_of_one_name_stay_apart(tmp_path):
     assert index.search(f"{FILLER}{QUESTION}").spans.tolist() == [[len(FILLER), len(FILLER + QUESTION) - 1]]
 
 
+def test_without_benchmarks_it_warns_and_keeps_all(tmp_path, caplog):
+    stage, counts, document = Decontaminate(), Counts("decontaminate"), Document("a", FILLER, "web")
+    assert stage.files() == [] and "nothing is compared" in caplog.text
+    stage.fit([], tmp_path)
+    assert list(run(stage, [document], counts, tmp_path)) == [document]
+
+
 def test_mistakes_are_named(bench, tmp_path):
     with pytest.raises(UserError, match=r"fields.bensh.*did you mean 'bench'"):
         Decontaminate(benchmarks={"bench": bench}, fields={"bensh": ("a",)})
     with pytest.raises(UserError, match=r"no field 'questio'.*did you mean 'question'"):
         build_index(Decontaminate(benchmarks={"bench": bench}, fields={"bench": ("questio",)}))
-    with pytest.raises(UserError, match="needs benchmarks"):
-        Decontaminate().files()
     with pytest.raises(UserError, match="no such file"):
         Decontaminate(benchmarks={"b": str(tmp_path / "none.jsonl")}).files()
     (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text": \n')
