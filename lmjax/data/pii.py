@@ -332,7 +332,7 @@ def find_phones(text: str, start: int, end: int, regions: tuple[str, ...]) -> It
         if found:
             return
     called = before[-1:] == "(" and before[-2:-1].isalnum()  # f(011 1000)
-    if end - start <= 40 and not called and not glued(text, start) and not HEX_BEFORE.search(before):
+    if not called and not glued(text, start) and not HEX_BEFORE.search(before):
         yield from national(text, start - (before[-1:] == "("), end, regions)
 
 

@@ -119,7 +119,8 @@ def test_case_and_digits_do_not_matter():
 def test_vocabulary_is_the_most_frequent_words():
     model = train(["b b b a a a c c d"], vocabulary=3)
     assert model.vocabulary == ("a", "b", "c")  # of equals the first by letter; a word met once is unknown
-    assert train(["b b b a a a c c d"], vocabulary=2).vocabulary == ("a", "b")
+    assert train(["c c c b b b a a d"], vocabulary=2).vocabulary == ("b", "c")
+    assert train(["c c c b b b a a d"], vocabulary=9).vocabulary == ("b", "c", "a")
     with pytest.raises(UserError, match="vocabulary"):
         train(["a"], vocabulary=0)
 

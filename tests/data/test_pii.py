@@ -79,6 +79,7 @@ POSITIVE = {
         "Diners ⟦3056 930902 5904⟧",
         "cc=⟦4012888888881881⟧&cvv=123",
         "⟦2223003122003222⟧",
+        "nineteen digits: ⟦4000000000000001236⟧",
     ],
     "iban": [
         "IBAN ⟦DE89 3704 0044 0532 0130 00⟧",
@@ -176,6 +177,13 @@ NEGATIVE = [
     "1-2-3-4-5-6-7",
     "(1) 200 (2) 300 (3) 400",
     "3.14 2.71 1.41 1.73",
+    "1 1 2 3 5 8 13 21 34 55 89 144 233 377 610 987 1597",
+    "telnet 127.0.0.1 8081",
+    "00000000 08:02 135522 /usr/lib",
+    "A1 B1 01 02 01 02 01 02",
+    "70h(0111 000W) or 38h(011 1000) for socket 1",
+    "Mon Dec 17 16:05:06 2012 -0800",
+    "octal 0240..0377 (0241..0376), 0377 (0241",
 ]
 
 
@@ -286,6 +294,8 @@ def test_addresses_agree_with_ipaddress():
 
 def test_overlaps_are_masked_once():
     assert masked("4155552671@example.com") == "<EMAIL>"
+    assert masked("tel 415-555-2671@example.com, 8.8.8.8@8.8.8.8.example.com") == "tel <EMAIL>, <EMAIL>"
+    assert masked("a" * 70 + "@example.com") == "a" * 6 + "<EMAIL>"  # a name has at most 64 characters
     assert masked("call 415-555-2671 415-555-2672") == "call <PHONE> <PHONE>"
     assert masked("a@b.com,c@d.org;e@f.net") == "<EMAIL>,<EMAIL>;<EMAIL>"
 

@@ -18,7 +18,10 @@ from lmjax.data.quality import (
     auc,
     count_syllables,
     features,
+    fit_classifier,
+    ordered,
     pieces,
+    probability,
     quantiles,
     readability,
     sample,
@@ -193,7 +196,17 @@ def test_auc_by_the_definition():
     assert auc(good, raw) == pytest.approx(np.mean(pairs))
 
 
+def test_classes_of_unequal_size_weigh_the_same():
+    good = [Document(f"g{i}", text(GOOD, i, 60), "s") for i in range(25)]
+    raw = [Document(f"r{i}", text(SPAM, i, 60), "s") for i in range(500)]
+    weights, facts = fit_classifier(pieces(good), pieces(raw), 0)
+    assert 0.3 < probability(weights, features(Lexicon({}).of(["unheard-of"]))) < 0.7
+    assert facts["pieces"] == {"good": 25, "raw": 500, "held_out_good": 3, "held_out_raw": 50}
+    assert facts["held_out_accuracy"] == facts["held_out_auc"] == 1
+
+
 def test_quantiles():
+    assert list(ordered({"100": 1, "-5": 2, "20": 3})) == ["-5", "20", "100"]
     assert quantiles({"1": 50, "2": 49, "10": 1}, "readability") == {
         "1%": 1, "5%": 1, "10%": 1, "25%": 1, "50%": 1, "75%": 2, "90%": 2, "95%": 2, "99%": 2,
     }  # fmt: skip
@@ -230,6 +243,7 @@ def test_readability_by_the_formula():
         "ease": 116.1,
         "grade": -1.4,
     }  # 6 words, 1 sentence, 6 syllables
+    assert readability_of("cat " * 40) == {"ease": 81.6, "grade": 11.8}
     two = readability_of("The cat sat. The dog ran to the house!")
     words, sentences, syllables = 9, 2, 9
     assert two == {
@@ -238,8 +252,8 @@ def test_readability_by_the_formula():
     }
 
 
-def test_readability_of_known_texts():
-    """Figures of textstat with a dictionary of pronunciation, to a grade."""
+def test_readability_of_a_known_text():
+    """textstat 0.7.13 with a dictionary of pronunciation says grade 9.3, ease 65.0."""
     gettysburg = (
         "Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, and dedicated"
         " to the proposition that all men are created equal. Now we are engaged in a great civil war, testing whether that nation, or"
@@ -248,12 +262,7 @@ def test_readability_of_known_texts():
         " It is altogether fitting and proper that we should do this."
     )
     found = readability_of(gettysburg)
-    assert found["grade"] == pytest.approx(GETTYSBURG[0], abs=1) and found["ease"] == pytest.approx(
-        GETTYSBURG[1], abs=5
-    )
-
-
-GETTYSBURG = (10.0, 63.0)
+    assert found["grade"] == pytest.approx(9.3, abs=0.5) and found["ease"] == pytest.approx(65.0, abs=2.5)
 
 
 def test_ends_of_sentences():
