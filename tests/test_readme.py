@@ -235,4 +235,4 @@ def test_the_folder_of_a_run_holds_what_the_table_says(own_text):
     told = {name.rstrip("/") for name in table(README, "in the workdir")}
     there = {path.name for path in (folder / "my_run" / "run").iterdir()}
     assert there <= told
-    assert told - there <= {write.SUPERSEDED, "compile_cache"}  # of a resume; one for all runs of a process
+    assert told - there <= {write.SUPERSEDED, "compile_cache", "packing"}  # of a resume; one for all runs of a process
