@@ -1,0 +1,542 @@
+"""Semantic deduplication (SemDeDup: Abbas et al., 2023, 2303.09540): of documents that mean the same, one stays.
+
+    embed      each document → a vector of length 1                                         a task a shard
+    cluster    spherical k-means on a sample: similar vectors meet in one cluster           one task
+    assign     each shard's vectors, in the order of their clusters                         a task a shard
+    compare    within a cluster, from the best document down: one whose cosine with
+               a survivor exceeds the threshold is dropped, every other survives            a task a range of clusters
+    decide     what was dropped, by shard                                                   a task a shard
+
+A document is dropped for a survivor only, never for another dropped one: chains of likeness swallow nothing. Pairs that
+k-means parts are not found; exact copies always meet. Memory holds a range of clusters, the sample and the centroids, never the
+corpus. What is alike is what the model says: see `threshold`.
+"""
+
+import dataclasses
+import heapq
+import io
+import itertools
+import json
+import math
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from jaxtyping import Float16, Float32, Float64, Int
+
+from lmjax.config import need
+from lmjax.data.document import Document, draw, to_bytes
+from lmjax.data.embedding import common_directions, load_encoder, model_folder, normalised
+from lmjax.data.engine import Engine, Task
+from lmjax.data.read import read_written
+from lmjax.data.stage import Drop, GlobalStage, Shard, Tally, Verdict
+from lmjax.data.words import split_words
+from lmjax.errors import UserError
+from lmjax.files import read_json, write_atomic, write_json
+
+BATCH = 256  # documents that are embedded, or assigned, at a time
+CLUSTER_ROWS = (
+    2000  # of a cluster on average, where the config names no number: below it, comparing costs less than clustering
+)
+SAMPLE_ROWS = 50_000  # for k-means, or SAMPLE_EACH a cluster
+SAMPLE_EACH = 20
+ROUNDS = 10  # of k-means
+COMMON_ROWS = 200  # from which it is known what all documents share
+RANGE_ROWS = 100_000  # of the clusters of one task
+BLOCK = 512  # rows that are compared with the survivors at once
+SURVIVORS = 8192  # of a block's comparison at once
+HEAD_CHARACTERS = 200  # of a text, for the report
+SHOWN = 20  # pairs and groups in the report
+BINS = 20  # of the histogram of cosines
+
+
+@dataclasses.dataclass(frozen=True)
+class SemanticDedup(GlobalStage):
+    """Drops documents whose meaning another one has, as an embedding model sees it."""
+
+    name: ClassVar[str] = "semantic_dedup"
+
+    model: str = "minilm"  # "minilm": bundled, English, 7 documents/s a core; "static": coarse, 250/s; or a folder
+    max_tokens: int = 128  # of a passage; what the bundled model was trained on
+    pieces: int = 4  # passages of a long document, from its beginning to its end; 1 sees only how it begins
+    threshold: float = 0.9  # of the cosine, above -1, below 1. SemDeDup chooses it by the model: the bundled one puts
+    # a manual's different pages at 0.83 at most, half of the copies in another markup above 0.85, a third above 0.9
+    common: int | None = None  # directions that all documents share, which are removed; none: as the model needs
+    clusters: int | None = None  # none: by the number of documents
+    keep: Literal["first", "longest", "best"] = "first"  # the survivor: by place, by characters, by `score`
+    score: str = "quality"  # the field of meta that `best` reads: a number, the larger the better; without one: worst
+    min_words: int = 20  # shorter documents have too little meaning to be compared, and are kept
+    seed: int = 0  # of the sample and of the first centroids
+
+    def __post_init__(self) -> None:
+        need(-1 < self.threshold < 1, f"threshold={self.threshold} must be between -1 and 1")
+        need(self.max_tokens >= 4, f"max_tokens={self.max_tokens} must be at least 4")
+        need(self.pieces >= 1, f"pieces={self.pieces} must be at least 1")
+        need(self.common is None or self.common >= 0, f"common={self.common} must not be negative")
+        need(self.clusters is None or self.clusters >= 1, f"clusters={self.clusters} must be at least 1")
+        need(self.min_words >= 1, f"min_words={self.min_words} must be at least 1: empty texts are all alike")
+
+    def files(self) -> Sequence[str]:
+        """The model's folder."""
+        for package in ("safetensors", "tokenizers", "threadpoolctl"):
+            try:
+                __import__(package)
+            except ImportError as error:
+                raise UserError(f"semantic_dedup needs {package}: pip install {package}") from error
+        return [str(model_folder(self.model))]
+
+    def decide(self, shards: Sequence[Shard], folder: Path, engine: Engine) -> dict[str, Path]:
+        """See the module."""
+        embedded = [folder / "embed" / f"{shard.key}.arrow" for shard in shards]
+        tasks = [
+            Task(f"embed/{shard.key}", embed, (self, shard.path, path))
+            for shard, path in zip(shards, embedded, strict=True)
+        ]
+        rows = engine.run(tasks, folder, "embedding")
+        centroids = folder / "centroids.npy"
+        count = self.clusters or cluster_count(sum(rows))
+        common = common_directions(self.model) if self.common is None else self.common
+        few = 0 < sum(rows) < COMMON_ROWS and common
+        need(
+            not few,
+            f"semantic_dedup: what all documents share is not known from {sum(rows)}: model={self.model!r} needs"
+            f" {COMMON_ROWS}; take model='minilm'",
+        )
+        arguments = (self, embedded, rows, count, common, centroids)
+        engine.run([Task("cluster", cluster, arguments)], folder, "clustering")
+        assigned = [folder / "assign" / f"{shard.key}.arrow" for shard in shards]
+        tasks = [
+            Task(f"assign/{shard.key}", assign, (path, centroids, to))
+            for shard, path, to in zip(shards, embedded, assigned, strict=True)
+        ]
+        engine.run(tasks, folder, "assigning")
+        ranges = list(cluster_ranges(assigned))
+        compared = [folder / "compare" / f"{number:06d}.arrow" for number in range(len(ranges))]
+        tasks = [
+            Task(f"compare/{number:06d}", compare, (self, assigned, bounds, path))
+            for number, (bounds, path) in enumerate(zip(ranges, compared, strict=True))
+        ]
+        results = engine.run(tasks, folder, "comparing")
+        summary = {"documents": sum(shard.documents for shard in shards), "embedded": sum(rows), "clusters": count}
+        write_json(folder / "summary.json", summary | merge(results))
+        decided = {shard.key: folder / "decide" / f"{shard.key}.jsonl" for shard in shards}
+        tasks = [
+            Task(f"decide/{key}", gather, (compared, number, path))
+            for number, (key, path) in enumerate(decided.items())
+        ]
+        engine.run(tasks, folder, "deciding")
+        return decided
+
+    def decisions(self, path: Path) -> Iterator[tuple[int, Any]]:
+        """Of one shard."""
+        with path.open() as file:
+            yield from (tuple(json.loads(line)) for line in file)
+
+    def carry_out(self, document: Document, decision: Any, tally: Tally) -> Verdict:
+        """Drops it, with the id of its survivor and their cosine."""
+        return Drop("semantic_duplicate", decision)
+
+    def finish(self, tally: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
+        """Counts, the largest groups, and pairs that a person can judge."""
+        return read_json(folder / "summary.json")
+
+
+def cluster_count(rows: int) -> int:
+    """Clusters such that comparing within them costs no more than assigning to them."""
+    return max(1, min(-(-rows // CLUSTER_ROWS), math.isqrt(rows)))
+
+
+# ------------------------------------------------------------------------------------------------------------------- tasks
+
+
+def one_thread(function: Callable) -> Callable:
+    """Tasks fill the cores; the matrix library's own threads would stand in one another's way, and change its rounding."""
+
+    def limited(*arguments: Any) -> Any:
+        from threadpoolctl import threadpool_limits
+
+        with threadpool_limits(1):
+            return function(*arguments)
+
+    limited.__name__ = limited.__qualname__ = function.__name__  # as it is found in the module, to be sent
+    return limited
+
+
+@one_thread
+def embed(stage: SemanticDedup, source: Path, target: Path) -> int:
+    """The vectors of a shard's documents, with what ranks them; returns how many are long enough."""
+    encoder = load_encoder(stage.model, stage.max_tokens, stage.pieces)
+    documents = ((row, document) for row, document in enumerate(read_written(source)))
+    long_enough = (pair for pair in documents if len(split_words(pair[1].text)) >= stage.min_words)
+    tables = (described(batch, encoder, stage) for batch in batched(long_enough, BATCH))
+    return write_table(target, tables, vector_schema(encoder.width))
+
+
+@one_thread
+def cluster(
+    stage: SemanticDedup, paths: Sequence[Path], rows: Sequence[int], count: int, common: int, target: Path
+) -> int:
+    """On a sample: what all vectors share, and k-means on the rest."""
+    vectors = sample(paths, rows, max(SAMPLE_ROWS, SAMPLE_EACH * count), stage.seed)
+    shared = shared_part(vectors, common)
+    write_array(target.with_suffix(".shared.npy"), shared)
+    vectors = without(vectors, shared)
+    write_array(target, k_means(vectors, min(count, max(1, len(vectors))), stage.seed))
+    return len(vectors)
+
+
+@one_thread
+def assign(source: Path, centroids: Path, target: Path) -> int:
+    """A shard's rows in the order of their clusters, and beside them where each cluster begins."""
+    import pyarrow as pa
+
+    table, middles = read_table(source), np.load(centroids)
+    vectors = without(vectors_of(table).astype(np.float32), np.load(centroids.with_suffix(".shared.npy")))
+    labels = nearest(vectors, middles)
+    place = table.schema.get_field_index("vector")
+    table = table.set_column(place, table.schema.field("vector"), vector_column(vectors.astype(np.float16)))
+    order = np.argsort(labels, kind="stable")
+    write_array(target.with_suffix(".npy"), np.searchsorted(labels[order], np.arange(len(middles) + 1)))
+    return write_table(target, [table.take(pa.array(order))], table.schema)
+
+
+def cluster_ranges(paths: Sequence[Path]) -> Iterator[tuple[int, int]]:
+    """Neighbouring clusters, at most RANGE_ROWS rows together, or one."""
+    sizes = np.zeros(1, np.int64)
+    for path in paths:
+        sizes = sizes + np.diff(np.load(path.with_suffix(".npy")))
+    start = rows = 0
+    for number, size in enumerate(sizes.tolist()):
+        if rows and rows + size > RANGE_ROWS:
+            yield start, number
+            start, rows = number, 0
+        rows += size
+    if rows:
+        yield start, len(sizes)
+
+
+@one_thread
+def compare(stage: SemanticDedup, paths: Sequence[Path], bounds: tuple[int, int], target: Path) -> dict[str, Any]:
+    """Who survives in each of the clusters; writes those that do not, in the order of the corpus."""
+    rows = Rows(paths, bounds)
+    dropped, survivors, cosines = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
+    for members in rows.clusters(stage.keep):
+        survivor, cosine = survive(rows.vectors[members], stage.threshold)
+        gone = np.flatnonzero(survivor >= 0)
+        dropped.append(members[gone])
+        survivors.append(members[survivor[gone]])
+        cosines.append(cosine[gone])
+    pairs = Pairs(rows, np.concatenate(dropped), np.concatenate(survivors), np.concatenate(cosines))
+    pairs.write(target, len(paths))
+    return pairs.summary(stage)
+
+
+def gather(paths: Sequence[Path], number: int, target: Path) -> int:
+    """A shard's decisions, from all ranges of clusters."""
+    lines = []
+    for path in paths:
+        low, high = np.load(path.with_suffix(".npy"))[number : number + 2].tolist()
+        if high > low:
+            part = read_table(path, low, high).to_pydict()
+            lines += zip(part["row"], part["of"], part["cosine"], strict=True)
+    text = [json.dumps([row, {"of": from_bytes(of), "cosine": round(cosine, 4)}]) for row, of, cosine in sorted(lines)]
+    write_atomic(target, "".join(line + "\n" for line in text))
+    return len(lines)
+
+
+# --------------------------------------------------------------------------------------------------------------- one shard
+
+
+def batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Lists of `size`, the last one shorter."""
+    items = iter(items)
+    while batch := list(itertools.islice(items, size)):
+        yield batch
+
+
+def described(batch: list[tuple[int, Document]], encoder: Any, stage: SemanticDedup) -> Any:
+    """The rows of documents in the table of their shard."""
+    import pyarrow as pa
+
+    documents = [document for _, document in batch]
+    vectors = encoder.encode([document.text for document in documents]).astype(np.float16)
+    columns = [
+        pa.array([row for row, _ in batch], pa.int32()),
+        pa.array([len(document.text) for document in documents], pa.int64()),
+        pa.array([number(document.meta.get(stage.score)) for document in documents], pa.float64()),
+        pa.array([to_bytes(document.id) for document in documents], pa.binary()),
+        pa.array([to_bytes(document.text[:HEAD_CHARACTERS]) for document in documents], pa.binary()),
+        vector_column(vectors),
+    ]
+    return pa.Table.from_arrays(columns, schema=vector_schema(encoder.width))
+
+
+def number(value: Any) -> float:
+    """A score, or the worst one."""
+    return float(value) if isinstance(value, int | float) and not math.isnan(value) else -math.inf
+
+
+def vector_schema(width: int) -> Any:
+    """Of the tables of `embed` and `assign`."""
+    import pyarrow as pa
+
+    fields = {"row": pa.int32(), "length": pa.int64(), "score": pa.float64(), "id": pa.binary(), "head": pa.binary()}
+    return pa.schema([*fields.items(), ("vector", pa.binary(2 * width))])
+
+
+def pair_schema() -> Any:
+    """Of the tables of `compare`: rows that were dropped."""
+    import pyarrow as pa
+
+    return pa.schema([("row", pa.int32()), ("of", pa.binary()), ("cosine", pa.float32())])
+
+
+def write_table(path: Path, tables: Iterable[Any], schema: Any) -> int:
+    """Writes an Arrow file whole or not at all; returns its rows."""
+    import pyarrow as pa
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary, rows = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp", 0
+    with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        for table in tables:
+            writer.write_table(table.combine_chunks())
+            rows += len(table)
+    os.replace(temporary, path)
+    return rows
+
+
+def read_table(path: Path, low: int = 0, high: int | None = None) -> Any:
+    """Rows of an Arrow file; nothing of it stays open."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source:
+        table = pa.ipc.open_file(source).read_all()
+        high = len(table) if high is None else high
+        return table.take(pa.array(np.arange(low, high)))
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Writes a .npy file whole or not at all."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    write_atomic(path, buffer.getvalue())
+
+
+def vector_column(vectors: Float16[np.ndarray, "N D"]) -> Any:
+    """The opposite of `vectors_of`."""
+    import pyarrow as pa
+
+    kind = pa.binary(vectors.itemsize * vectors.shape[1])
+    return pa.Array.from_buffers(kind, len(vectors), [None, pa.py_buffer(vectors.tobytes())])
+
+
+def vectors_of(table: Any) -> Float16[np.ndarray, "N D"]:
+    """The vectors of a table."""
+    width = table.schema.field("vector").type.byte_width
+    data = b"".join(
+        chunk.buffers()[1][chunk.offset * width :][: len(chunk) * width] for chunk in table["vector"].chunks
+    )
+    return np.frombuffer(data, np.float16).reshape(len(table), width // 2)
+
+
+def from_bytes(data: bytes) -> str:
+    """The opposite of `to_bytes`."""
+    return data.decode("utf-8", "surrogatepass")
+
+
+# ----------------------------------------------------------------------------------------------------------------- k-means
+
+
+def sample(paths: Sequence[Path], rows: Sequence[int], size: int, seed: int) -> Float32[np.ndarray, "S D"]:
+    """One vector of each of `size` equal stretches of the corpus, or all."""
+    total = sum(rows)
+    places = np.arange(total)
+    if total > size:
+        places = np.floor((np.arange(size) + np.random.default_rng(seed).random(size)) * total / size).astype(np.int64)
+    parts, start = [], 0
+    for path, count in zip(paths, rows, strict=True):
+        inside = places[np.searchsorted(places, start) : np.searchsorted(places, start + count)] - start
+        parts.append(normalised(vectors_of(read_table(path))[inside].astype(np.float32)))
+        start += count
+    return np.concatenate(parts) if parts else np.zeros((0, 1), np.float32)
+
+
+def shared_part(vectors: Float32[np.ndarray, "S D"], common: int) -> Float32[np.ndarray, "C D"]:
+    """The mean, and the directions in which vectors differ most from it: topic-free, they drown the rest."""
+    if not common or not len(vectors):
+        return np.zeros((0, vectors.shape[1]), np.float32)
+    mean = vectors.mean(axis=0)
+    off = vectors - mean
+    directions = np.linalg.eigh(off.T @ off)[1][:, ::-1][:, :common]
+    return np.concatenate([mean[None], directions.T])
+
+
+def without(vectors: Float32[np.ndarray, "N D"], shared: Float32[np.ndarray, "C D"]) -> Float32[np.ndarray, "N D"]:
+    """The rest of vectors, of length 1."""
+    if not len(shared):
+        return vectors
+    off, directions = vectors - shared[0], shared[1:]
+    return normalised(off - (off @ directions.T) @ directions)
+
+
+def k_means(vectors: Float32[np.ndarray, "S D"], count: int, seed: int) -> Float32[np.ndarray, "K D"]:
+    """Centroids of length 1; one that loses all its members stays where it was."""
+    if not len(vectors):
+        return np.zeros((1, vectors.shape[1]), np.float32)
+    centroids = vectors[np.sort(np.random.default_rng(seed).permutation(len(vectors))[:count])]
+    for _ in range(ROUNDS):
+        labels = nearest(vectors, centroids)
+        order = np.argsort(labels, kind="stable")
+        members, starts = np.unique(labels[order], return_index=True)
+        moved = centroids.copy()
+        moved[members] = normalised(np.add.reduceat(vectors[order], starts, axis=0))
+        if np.array_equal(moved, centroids):
+            break
+        centroids = moved
+    return centroids
+
+
+def nearest(vectors: Float32[np.ndarray, "N D"], centroids: Float32[np.ndarray, "K D"]) -> Int[np.ndarray, " N"]:
+    """The centroid of the largest cosine; the first of several."""
+    labels = np.zeros(len(vectors), np.int64)
+    for start in range(0, len(vectors), BATCH):
+        labels[start : start + BATCH] = np.argmax(vectors[start : start + BATCH] @ centroids.T, axis=1)
+    return labels
+
+
+# ------------------------------------------------------------------------------------------------------------- one cluster
+
+
+class Rows:
+    """The rows of a range of clusters, from all shards."""
+
+    def __init__(self, paths: Sequence[Path], bounds: tuple[int, int]):
+        import pyarrow as pa
+
+        tables, shards, labels = [], [], []
+        for number, path in enumerate(paths):
+            places = np.load(path.with_suffix(".npy"))[bounds[0] : bounds[1] + 1]
+            tables.append(read_table(path, int(places[0]), int(places[-1])))
+            shards.append(np.full(len(tables[-1]), number))
+            labels.append(np.repeat(np.arange(*bounds), np.diff(places)))
+        self.table = pa.concat_tables(tables)
+        self.vectors = vectors_of(self.table)
+        self.shard, self.label = np.concatenate(shards), np.concatenate(labels)
+        self.row = self.table["row"].to_numpy().astype(np.int64)
+
+    def clusters(self, keep: str) -> Iterator[Int[np.ndarray, " M"]]:
+        """The rows of each cluster, best first."""
+        keys: dict[str, Float64[np.ndarray, " N"]] = {
+            "first": np.zeros(len(self.row)),
+            "longest": -self.table["length"].to_numpy().astype(np.float64),
+            "best": -self.table["score"].to_numpy(),
+        }
+        order = np.lexsort((self.row, self.shard, keys[keep], self.label))
+        starts = np.flatnonzero(np.diff(self.label[order], prepend=-1))
+        yield from np.split(order, starts[1:]) if len(order) else []
+
+
+def survive(
+    vectors: Float16[np.ndarray, "M D"], threshold: float
+) -> tuple[Int[np.ndarray, " M"], Float32[np.ndarray, " M"]]:
+    """For each row, best first, the first survivor that it is too similar to, or -1 (it survives); and their cosine."""
+    survivor, cosine = np.full(len(vectors), -1), np.zeros(len(vectors), np.float32)
+    alive = np.zeros(0, np.int64)
+    for start in range(0, len(vectors), BLOCK):
+        block = np.arange(start, min(start + BLOCK, len(vectors)))
+        values = normalised(vectors[block].astype(np.float32))
+        for first in range(0, len(alive), SURVIVORS):
+            some = alive[first : first + SURVIVORS]
+            mark(survivor, cosine, block, some, values @ normalised(vectors[some].astype(np.float32)).T, threshold)
+        among = values @ values.T
+        for place, row in enumerate(block.tolist()):
+            if survivor[row] < 0:
+                later, column = block[place + 1 :], among[place + 1 :, place : place + 1]
+                mark(survivor, cosine, later, np.array([row]), column, threshold)
+        alive = np.concatenate([alive, block[survivor[block] < 0]])
+    return survivor, cosine
+
+
+def mark(
+    survivor: Int[np.ndarray, " M"],
+    cosine: Float32[np.ndarray, " M"],
+    rows: Int[np.ndarray, " B"],
+    alive: Int[np.ndarray, " S"],
+    cosines: Float32[np.ndarray, "B S"],
+    threshold: float,
+) -> None:
+    """Notes for rows without a survivor the first that they are too similar to."""
+    above = cosines > threshold
+    hit = np.flatnonzero(above.any(axis=1) & (survivor[rows] < 0))
+    first = np.argmax(above[hit], axis=1)
+    survivor[rows[hit]] = alive[first]
+    cosine[rows[hit]] = cosines[hit, first]
+
+
+# ------------------------------------------------------------------------------------------------------------------- pairs
+
+
+class Pairs:
+    """Rows that were dropped, each with its survivor."""
+
+    def __init__(self, rows: Rows, dropped: np.ndarray, survivors: np.ndarray, cosines: np.ndarray):
+        order = np.lexsort((rows.row[dropped], rows.shard[dropped]))
+        self.rows, self.dropped = rows, dropped[order]
+        self.survivors, self.cosines = survivors[order], cosines[order]
+
+    def write(self, path: Path, num_shards: int) -> None:
+        """The rows in the order of the corpus, and beside them where each shard begins."""
+        import pyarrow as pa
+
+        of = self.rows.table["id"].take(pa.array(self.survivors)).combine_chunks()
+        columns = [pa.array(self.rows.row[self.dropped], pa.int32()), of, pa.array(self.cosines, pa.float32())]
+        write_table(path, [pa.Table.from_arrays(columns, schema=pair_schema())], pair_schema())
+        starts = np.searchsorted(self.rows.shard[self.dropped], np.arange(num_shards + 1))
+        write_array(path.with_suffix(".npy"), starts)
+
+    def summary(self, stage: SemanticDedup) -> dict[str, Any]:
+        """What a person wants to see of them."""
+        leaders, counts = np.unique(self.survivors, return_counts=True)
+        sizes = zip(
+            (-counts).tolist(), (self.text("id", row) for row in leaders.tolist()), leaders.tolist(), strict=True
+        )
+        largest = heapq.nsmallest(SHOWN, sizes)
+        lots = [
+            (draw(self.text("id", row), "semantic_dedup/pairs", 0), place)
+            for place, row in enumerate(self.dropped.tolist())
+        ]
+        bins = np.linspace(stage.threshold, 1, BINS + 1)
+        members = np.bincount(self.rows.label) if len(self.rows.label) else np.zeros(1, np.int64)
+        return {
+            "dropped": len(self.dropped),
+            "largest_cluster": int(members.max()),
+            "groups": [{"id": id, "dropped": -n, "text": self.text("head", row)} for n, id, row in largest],
+            "pairs": [{"draw": lot, **self.pair(place)} for lot, place in heapq.nsmallest(SHOWN, lots)],
+            "cosines": np.histogram(np.clip(self.cosines, bins[0], 1), bins)[0].tolist(),
+        }
+
+    def pair(self, place: int) -> dict[str, Any]:
+        """A dropped document and its survivor."""
+        row, survivor = int(self.dropped[place]), int(self.survivors[place])
+        pair = {"id": self.text("id", row), "of": self.text("id", survivor), "cosine": float(self.cosines[place])}
+        return pair | {"text": self.text("head", row), "of_text": self.text("head", survivor)}
+
+    def text(self, column: str, row: int) -> str:
+        """An id, or how a text begins."""
+        return self.rows.table[column][row].as_py().decode("utf-8", "replace")
+
+
+def merge(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The summary over all ranges of clusters."""
+    groups = [group for result in results for group in result["groups"]]
+    pairs = [pair for result in results for pair in result["pairs"]]
+    return {
+        "dropped": sum(result["dropped"] for result in results),
+        "largest_cluster": max((result["largest_cluster"] for result in results), default=0),
+        "largest_groups": sorted(groups, key=lambda group: (-group["dropped"], group["id"]))[:SHOWN],
+        "pairs": sorted(pairs, key=lambda pair: (pair["draw"], pair["id"]))[:SHOWN],
+        "cosines": np.sum([result["cosines"] for result in results], axis=0).tolist() if results else [],
+    }
