@@ -25,7 +25,7 @@ from lmjax.config import need
 from lmjax.data.document import Document
 from lmjax.data.engine import Engine, Task
 from lmjax.data.read import SUFFIX, read_written
-from lmjax.data.sortmerge import BLOCK_RECORDS, Packed, Run, merged, whole, write_packed, write_run
+from lmjax.data.sortmerge import BLOCK_RECORDS, Packed, Run, RunWriter, merged, whole, write_packed, write_run
 from lmjax.data.stage import Drop, GlobalStage, Shard, Tally, Verdict
 from lmjax.errors import UserError
 from lmjax.files import read_json, read_manifest, sha256_file, write_json
@@ -50,6 +50,7 @@ class Part(NamedTuple):
     sketch: str  # folder
     start: int  # the place of its first document
     count: int
+    runs: int  # sorted files of records
     earlier: str | None  # the folder of the earlier corpus
 
 
@@ -84,7 +85,7 @@ class Dedup(GlobalStage):
     # what the kinds differ in
 
     def sketch(self, documents: Iterable[Document], folder: Path, earlier: bool) -> dict[str, int]:
-        """Writes the sketch of a shard: its run and its packed files. Returns the numbers of `documents` and of `records`."""
+        """Writes the sketch of a shard: its runs and its packed files. Returns how many `documents`, `records` and `runs`."""
         raise NotImplementedError
 
     def find(
@@ -148,7 +149,12 @@ class Dedup(GlobalStage):
         starts = itertools.accumulate((m["documents"] for m in made), initial=0)
         parts = [
             Part(
-                "" if task.function is check else task.arguments[1], str(task.arguments[2]), start, m["documents"], name
+                "" if task.function is check else task.arguments[1],
+                str(task.arguments[2]),
+                start,
+                m["documents"],
+                m["runs"],
+                name,
             )
             for task, m, start, name in zip(tasks, made, starts, earlier, strict=False)
         ]
@@ -258,7 +264,7 @@ def check(stage: Dedup, path: str, folder: Path, _: bool) -> dict[str, int]:
     for name, sha256 in published["files"].items():
         if not (folder / name).exists() or sha256_file(folder / name) != sha256:
             raise UserError(f"{folder / name} is not what its index says (sha256 differs): prepare that corpus again")
-    return {key: published[key] for key in ("documents", "records")}
+    return {key: published[key] for key in ("documents", "records", "runs")}
 
 
 def load_parts(folder: Path) -> list[Part]:
@@ -433,17 +439,19 @@ def publish_part(stage: Dedup, folder: Path, number: int, key: str) -> dict[str,
             for row in np.flatnonzero(stays).tolist():
                 writer.add(packed[row])
         packed.close()
-    run = Run(Path(part.sketch) / "run", stage.record)
-    records = run.read(0, run.size)
-    records = records[stays[records["place"]]]
-    records["place"] = rows[records["place"]]
-    records["key"] = -math.inf
-    write_run(target / "run", records)
-    names = ["run", *stage.packed, *(f"{name}.offsets" for name in stage.packed)]
-    hashes = {name: sha256_file(target / name) for name in sorted(names)}
-    return {"documents": int(stays.sum()), "records": len(records), "files": hashes}
+    writer = RunWriter(target)
+    for number in range(part.runs):
+        run = Run(Path(part.sketch) / f"run{number}", stage.record)
+        records = run.read(0, run.size)
+        records = records[stays[records["place"]]]
+        records["place"] = rows[records["place"]]
+        records["key"] = -math.inf
+        writer.add(records)
+    made = writer.close()
+    hashes = {path.name: sha256_file(path) for path in sorted(target.iterdir()) if path.name[0] != "."}
+    return {"documents": int(stays.sum()), **made, "files": hashes}
 
 
 def runs_of(parts: Sequence[Part], dtype: np.dtype) -> list[Run]:
     """The parts' runs of records, with places of the whole corpus."""
-    return [Run(Path(part.sketch) / "run", dtype, part.start) for part in parts if part.count]
+    return [Run(Path(part.sketch) / f"run{i}", dtype, part.start) for part in parts for i in range(part.runs)]

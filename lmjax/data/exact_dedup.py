@@ -35,7 +35,7 @@ from lmjax.data.dedup import (
 )
 from lmjax.data.document import Document, to_bytes
 from lmjax.data.engine import Engine, Task
-from lmjax.data.sortmerge import Run, merged, ranges, whole, write_packed, write_run
+from lmjax.data.sortmerge import Run, RunWriter, merged, ranges, whole, write_packed, write_run
 from lmjax.data.stage import Drop, Shard, Tally, Verdict
 
 RECORD = np.dtype(
@@ -77,7 +77,7 @@ class ExactDedup(Dedup):
 
     def sketch(self, documents: Iterable[Document], folder: Path, earlier: bool) -> dict[str, int]:
         """A record for each document, or for each piece that is long enough."""
-        blocks, row = [np.empty(0, RECORD)], -1
+        runs, row = RunWriter(folder), -1
         with write_packed(folder / "ids") as ids:
             for row, document in enumerate(documents):
                 ids.add(to_bytes(document.id))
@@ -88,10 +88,8 @@ class ExactDedup(Dedup):
                 records["hash"], records["low"], records["piece"] = halves[:, 0], halves[:, 1], numbers
                 records["key"], records["place"] = self.priority(document, earlier), row
                 records["day"] = days(document.meta.get(self.date_field))
-                blocks.append(records)
-                if len(blocks) > 1000:
-                    blocks = [np.concatenate(blocks)]
-        return {"documents": row + 1, "records": write_run(folder / "run", np.concatenate(blocks))}
+                runs.add(records)
+        return {"documents": row + 1, **runs.close()}
 
     def pieces(self, text: str) -> tuple[list[int], list[str]]:
         """Numbers and normal forms of what is compared of a text."""

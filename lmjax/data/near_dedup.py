@@ -21,12 +21,13 @@ from lmjax.data.dedup import DROPPED, Dedup, Lookup, Part, days, load_parts, own
 from lmjax.data.document import Document, to_bytes
 from lmjax.data.engine import Engine, Task
 from lmjax.data.exact_dedup import Outcomes
-from lmjax.data.sortmerge import Run, merged, ranges, whole, write_packed, write_run
+from lmjax.data.sortmerge import Run, RunWriter, merged, ranges, whole, write_packed, write_run
 
 RECORD = np.dtype([("hash", "u8"), ("key", "f8"), ("place", "u8"), ("day", "f4")])
 EDGE = np.dtype([("key", "f8"), ("member", "u8"), ("leader", "u8"), ("similarity", "f4"), ("partial", "u1")])
 KEPT, UNDECIDED, GONE = 0, 1, 2  # a document's state between rounds, one byte each
 SHINGLES = 1 << 15  # of a longer text the smallest hashes stand for all: an error of a quarter of a per cent
+SKETCHES = 1 << 10  # that become records at a time
 WHOLE_BUCKET = 8  # documents in a bucket up to which all are compared with all
 LEADERS = 64  # of a bucket that a document is compared with
 REMEMBERED = 1 << 16  # comparisons that a task does not repeat in other bands
@@ -76,7 +77,7 @@ class NearDedup(Dedup):
     def sketch(self, documents: Iterable[Document], folder: Path, earlier: bool) -> dict[str, int]:
         """Records of all bands of all documents, and what candidates are compared by."""
         hasher = minhash.MinHasher(self.bands * self.rows, self.seed)
-        rows, keys, dates, sketches, number = [], [], [], [], -1
+        runs, block, number = RunWriter(folder), [], -1
         with write_packed(folder / "ids") as ids, write_packed(folder / "shown") as shown:
             for number, document in enumerate(documents):
                 ids.add(to_bytes(document.id))
@@ -87,16 +88,24 @@ class NearDedup(Dedup):
                 made = minhash.simhash(shingles) if self.method == "simhash" else hasher.signature(shingles)
                 exact = self.method == "minhash" and self.verify == "shingles"
                 shown.add((shingles[:SHINGLES] if exact else made).tobytes())
-                sketches.append(made)
-                rows.append(number)
-                keys.append(self.priority(document, earlier))
-                dates.append(days(document.meta.get(self.date_field)))
-        hashes = self.hashes(np.array(sketches, np.uint64)) if sketches else np.empty((0, 1), np.uint64)
+                day = days(document.meta.get(self.date_field))
+                block.append((made, self.priority(document, earlier), number, day))
+                if len(block) >= SKETCHES:
+                    runs.add(self.records(block))
+                    block = []
+        if block:
+            runs.add(self.records(block))
+        return {"documents": number + 1, **runs.close()}
+
+    def records(self, block: Sequence[tuple[np.ndarray, float, int, float]]) -> np.ndarray:
+        """A record for each bucket of each text."""
+        sketches, *columns = zip(*block, strict=True)
+        hashes = self.hashes(np.array(sketches, np.uint64))
         records = np.empty(hashes.shape, RECORD)
         records["hash"] = hashes
-        for name, column in (("key", keys), ("place", rows), ("day", dates)):
+        for name, column in zip(("key", "place", "day"), columns, strict=True):
             records[name] = np.array(column, RECORD[name])[:, None]
-        return {"documents": number + 1, "records": write_run(folder / "run", records.ravel())}
+        return records.ravel()
 
     def hashes(self, sketches: np.ndarray) -> np.ndarray:
         """Of the buckets that each text falls into."""

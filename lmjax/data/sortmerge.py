@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-RANGE_RECORDS = 1 << 18  # that a merge of a range expects to meet
+RANGE_RECORDS = 1 << 21  # that a task merges; it holds but a block of them
+RUN_RECORDS = 1 << 18  # that a sketch holds before it writes them
 BLOCK_RECORDS = 1 << 17  # that a merge holds at a time, over all its runs
 LEAST_BLOCK = 16  # records of a run that are read at a time, however many runs there are
 
@@ -47,6 +48,30 @@ def write_run(path: Path, records: np.ndarray) -> int:
     return len(records)
 
 
+class RunWriter:
+    """Collects records in any order and writes them as runs of bounded size: FOLDER/run0, run1 …"""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.blocks: list[np.ndarray] = []
+        self.held = self.records = self.runs = 0
+
+    def add(self, records: np.ndarray) -> None:
+        """Appends records."""
+        self.blocks.append(records)
+        self.held += len(records)
+        if self.held >= RUN_RECORDS:
+            self.close()
+
+    def close(self) -> dict[str, int]:
+        """Writes what is left; returns the numbers of `records` and `runs`."""
+        if self.held:
+            self.records += write_run(self.folder / f"run{self.runs}", np.concatenate(self.blocks))
+            self.runs += 1
+        self.blocks, self.held = [], 0
+        return {"records": self.records, "runs": self.runs}
+
+
 class Run:
     """A sorted file of records, opened for each read: a merge may have thousands.
 
@@ -69,8 +94,15 @@ class Run:
 
     def find(self, bound: Any) -> int:
         """How many records have a smaller first field."""
-        name = self.dtype.names[0]
-        return bisect.bisect_left(range(self.size), bound, key=lambda number: self.read(number, number + 1)[name][0])
+        name, size = self.dtype.names[0], self.dtype.itemsize
+        with self.path.open("rb") as file:
+
+            def first(number: int) -> Any:
+                return np.frombuffer(os.pread(file.fileno(), size, number * size), self.dtype)[name][0]
+
+            if name == "place":
+                bound = max(0, bound - self.base)
+            return bisect.bisect_left(range(self.size), bound, key=first)
 
 
 def ranges(records: int) -> list[tuple[int, int | None]]:

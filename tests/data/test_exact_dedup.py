@@ -25,6 +25,7 @@ def small(request, monkeypatch):
         for module, name, value in (
             (sortmerge, "BLOCK_RECORDS", 8),
             (sortmerge, "LEAST_BLOCK", 1),
+            (sortmerge, "RUN_RECORDS", 60),
             (sortmerge, "RANGE_RECORDS", 40),
             (dedup, "BLOCK_RECORDS", 5),
         ):

@@ -26,12 +26,6 @@ WORDS = [
     "what",
     "comes",
     "next",
-    "in",
-    "every",
-    "language",
-    "it",
-    "has",
-    "met",
     "so",
     "far",
 ]

@@ -90,6 +90,7 @@ def small(request, monkeypatch):
         for module, name, value in (
             (sortmerge, "BLOCK_RECORDS", 50),
             (sortmerge, "LEAST_BLOCK", 1),
+            (sortmerge, "RUN_RECORDS", 60),
             (sortmerge, "RANGE_RECORDS", 400),
             (dedup, "BLOCK_RECORDS", 30),
             (near_dedup, "REMEMBERED", 20),
@@ -271,7 +272,7 @@ def test_a_damaged_index_is_refused(tmp_path):
     old = families(22, [2, 1], 1)
     first = run_global(NearDedup(index=True), old, tmp_path / "first")
     folder = finished(first.kept, tmp_path / "index", tmp_path / "first" / "stage")
-    run = sorted((folder / "near_dedup").rglob("run"))[0]
+    run = sorted((folder / "near_dedup").rglob("run0"))[0]
     run.write_bytes(run.read_bytes()[:-1])
     with pytest.raises(UserError, match="prepare that corpus again"):
         run_global(NearDedup(earlier=(str(folder),)), old, tmp_path / "second")
