@@ -61,8 +61,18 @@ def compiled(rules: dict[str, str]) -> re.Pattern[str]:
 
 
 RULE, RULE_INSIDE = compiled(RULES), compiled(INSIDE)
-LONG_WORDS = re.compile(
-    "cookie|javascript|rights|droits|rechte|derechos|copyright|©|you are here|sign up|enter your", re.IGNORECASE
+LONG_WORDS = (
+    "cookie",
+    "javascript",
+    "rights",
+    "droits",
+    "rechte",
+    "derechos",
+    "copyright",
+    "©",
+    "you are here",
+    "sign up",
+    "enter your",
 )
 SENTENCE_END = frozenset(".!?;:,。！？…\"')]}”")
 MENU_ENTRY = re.compile(r"(?:[•·*»›>|+-] ?)?[^\W\d_][\w'’&/+ -]*")
@@ -75,8 +85,9 @@ def remove_boilerplate(text: str, menu_lines: int, tally: Tally) -> str:
       menu_lines: that many entries of a menu in a row, or more, are one; 0 for never.
     """
     lines = text.split("\n")
-    worded = LONG_WORDS.search(text.lower()) is not None
-    rules = [rule_of(line, worded) for line in lines]
+    lower = text.lower()
+    present = tuple(word for word in LONG_WORDS if word in lower)
+    rules = [rule_of(line, present) for line in lines]
     if menu_lines:
         mark_menus(lines, rules, menu_lines)
     for rule in filter(None, rules):
@@ -84,12 +95,12 @@ def remove_boilerplate(text: str, menu_lines: int, tally: Tally) -> str:
     return "\n".join(line for line, rule in zip(lines, rules) if rule is None) if any(rules) else text
 
 
-def rule_of(line: str, worded: bool = True) -> str | None:
-    """The rule by which a line is boilerplate; `worded` says that LONG_WORDS may stand in it."""
+def rule_of(line: str, present: tuple[str, ...] = LONG_WORDS) -> str | None:
+    """The rule by which a line is boilerplate; `present`: the LONG_WORDS that may stand in it."""
     line = line.strip(" \t•*|·-–—»›").lower() if len(line) <= LINE_CHARACTERS else ""
     if not line:
         return None
-    match, worded = None, worded and LONG_WORDS.search(line) is not None
+    match, worded = None, any(word in line for word in present)
     if worded or len(line) <= SHORT_CHARACTERS:
         match = RULE.fullmatch(line) or (RULE_INSIDE.fullmatch(line) if worded else None)
     return match.lastgroup if match else None

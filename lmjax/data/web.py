@@ -14,6 +14,7 @@ from lmjax.data.compression import Fault
 
 HEADER_BYTES = 1 << 16  # of a record at most
 SHOWN_BYTES = 1 << 16  # of a damaged record that are handed on for inspection
+BODY_BYTES = 1 << 16  # read at a time: fastwarc makes room for all that it is asked for
 OPENING = b"WARC/"  # of every record
 VERSION = re.compile(rb"WARC/\d\.\d{1,2}\r?\n")
 VERSION_BYTES = 11  # at most
@@ -243,18 +244,26 @@ def payload(raw: bytes, record: Any, max_bytes: int) -> tuple[int | None, str, b
 
     headers = record.headers
     if not record.is_http:
-        return None, headers.get("Content-Type", ""), record.reader.read(max_bytes + 1)
+        return None, headers.get("Content-Type", ""), read_all(record.reader, max_bytes)
     try:
         record.parse_http(auto_decode="all")
-        data = record.reader.read(max_bytes + 1)
+        data = read_all(record.reader, max_bytes)
     except OSError:
         record = WarcRecord.from_bytes(raw)
         record.parse_http(auto_decode="none")
-        data = record.reader.read(max_bytes + 1)
+        data = read_all(record.reader, max_bytes)
         if b"\0" in data[:1024]:
             raise
     http = record.http_headers
     return (http.status_code, http.get("Content-Type", ""), data) if http is not None else (None, "", data)
+
+
+def read_all(reader: Any, most: int) -> bytes:
+    """What a reader gives, and a little more than `most` bytes of it at most."""
+    data = bytearray()
+    while len(data) <= most and (block := reader.read(BODY_BYTES)):
+        data += block
+    return bytes(data)
 
 
 def to_page(headers: Any, kind: str, declared: str, data: bytes) -> Page | LeftOut:
