@@ -61,7 +61,7 @@ class Quality(MapStage):
     )
     max_grade: float | None = None  # Flesch-Kincaid: years of school
     vocabulary: int = 1 << 16  # words of the n-gram model
-    max_ngrams: int = 1 << 21  # pairs, and triples, of the n-gram model; 12 to 16 bytes each in every worker
+    max_ngrams: int = 1 << 21  # pairs, and triples, of the n-gram model; 24 to 48 bytes each in every worker
     train_bytes: int = 64_000_000  # of good text, and of raw; about 20 times this is the memory of the fit
     seed: int = 0  # of the drawn documents and of the classifier's order
 
@@ -95,7 +95,7 @@ class Quality(MapStage):
         write_json(
             folder / FACTS,
             {
-                "model": {"words": len(model.vocabulary), "pairs": len(model.bigrams) - 1, "triples": len(model.trigrams) - 1},
+                "model": {"words": len(model.vocabulary), "pairs": model.ngrams()[0], "triples": model.ngrams()[1]},
                 "documents": {"good": len(good), "raw": len(raw)},
                 "classifier": facts,
             },

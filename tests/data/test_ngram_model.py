@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from lmjax.data.ngram_model import END, SPECIAL, START, UNKNOWN, NgramModel, normalize, train
+from lmjax.data.ngram_model import END, SPECIAL, START, UNKNOWN, NgramModel, bucketed, find, normalize, train
 from lmjax.errors import UserError
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "nu", "pe", "ri", "so") for b in ("t", "n", "r", "s")]
@@ -76,8 +76,10 @@ def test_agrees_with_kneser_ney_by_the_book():
 
 @pytest.mark.parametrize("max_ngrams", [1 << 20, 50, 1])
 def test_probabilities_sum_to_one_however_much_is_pruned(max_ngrams):
-    model = train([chain(400, 1), chain(400, 2)], max_ngrams=max_ngrams)
-    assert len(model.trigrams) <= max_ngrams + 1
+    texts = [chain(400, 1), chain(400, 2)]
+    pairs, triples = train(texts).ngrams()
+    model = train(texts, max_ngrams=max_ngrams)
+    assert model.ngrams()[1] == min(max_ngrams, triples) and model.ngrams()[0] >= min(max_ngrams, pairs)
     rng = random.Random(3)
     for context in [(START, START), (START, 4)] + [
         (rng.randrange(model.size), rng.randrange(1, model.size)) for _ in range(30)
@@ -110,6 +112,19 @@ def test_order_is_learned():
     random.Random(0).shuffle(shuffled)
     assert perplexity(model, text) < 0.75 * perplexity(model, " ".join(shuffled))
     assert perplexity(model, text) < 0.01 * perplexity(model, "xqzzy qwrtplk jjzq " * 100)  # gibberish is spelled
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 5, 100, 5000])
+@pytest.mark.parametrize("crowded", [False, True])
+def test_table_finds_what_is_there_and_nothing_else(number, crowded, monkeypatch):
+    if crowded:  # all in one bucket
+        monkeypatch.setattr("lmjax.data.ngram_model.MIX", np.uint64(1))
+    keys = np.unique(np.random.default_rng(number).integers(0, 1 << 60, number))
+    table, value = bucketed(keys, np.arange(len(keys), dtype=np.float32) + 1)
+    place, known = find(table, keys)
+    assert known.all() and (table[place] == keys).all() and (value[place] == np.arange(len(keys)) + 1).all()
+    place, known = find(table, np.setdiff1d(np.append(keys + 1, [0, 1 << 59]), keys))
+    assert not known.any() and (value[place] >= 0).all()
 
 
 def test_case_and_digits_do_not_matter():

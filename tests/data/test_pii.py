@@ -15,6 +15,7 @@ from lmjax.errors import UserError
 # what is inside ⟦ ⟧ is personal
 POSITIVE = {
     "email": [
+        "'⟦jane@example.com⟧', -⟦bob@example.com⟧",
         "Write to ⟦jane.doe@example.com⟧.",
         "mailto:⟦j_doe+news@mail.example.co.uk⟧?subject=hi",
         "<⟦a@b.io⟧>",
@@ -180,7 +181,7 @@ NEGATIVE = [
     "1 1 2 3 5 8 13 21 34 55 89 144 233 377 610 987 1597",
     "telnet 127.0.0.1 8081",
     "00000000 08:02 135522 /usr/lib",
-    "A1 B1 01 02 01 02 01 02",
+    "A1 B1 01\n02 01 02 01 02.",
     "70h(0111 000W) or 38h(011 1000) for socket 1",
     "Mon Dec 17 16:05:06 2012 -0800",
     "octal 0240..0377 (0241..0376), 0377 (0241",
