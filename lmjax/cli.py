@@ -115,8 +115,22 @@ def generate(args: argparse.Namespace) -> None:
     from lmjax.generate.sample import Sampling
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
+    if args.prompts is not None:
+        return complete(args, sampling)
     stream = run.generate(args.workdir, args.prompt or [""], args.max_tokens, sampling, args.step, args.overrides)
     show_stream(args.prompt or [""], stream)
+
+
+def complete(args: argparse.Namespace, sampling) -> None:
+    """`generate --prompts`: a JSON line {"text"} for each line {"prompt", "seed"} of a file."""
+    from lmjax import run
+
+    configs.need(args.prompt is None, "--prompt and --prompts exclude each other")
+    configs.need(args.batch_size >= 1, f"--batch-size={args.batch_size} must be at least 1")
+    requests = read_requests(args.prompts, args.seed)
+    model = run.load_model(args.workdir, args.step, args.overrides)
+    for text in run.complete(model, requests, args.max_tokens, sampling, args.batch_size):
+        print(json.dumps({"text": text}), flush=True)
 
 
 def trace(args: argparse.Namespace) -> None:
@@ -229,6 +243,22 @@ def show_stream(prompts: Sequence[str], stream) -> None:
         write(f"--- {number} ---\n{text}\n")
 
 
+def read_requests(path: str, seed: int) -> list[tuple[str, int]]:
+    """(prompt, seed) of each line {"prompt", "seed"} of a file; `seed` where a line has none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+        requests = [(line["prompt"], line.get("seed", seed)) for line in lines]
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f'{path} must hold JSON lines {{"prompt", "seed"}}: {error!r}') from error
+    for number, (prompt, own) in enumerate(requests, 1):
+        fits = isinstance(prompt, str) and type(own) is int and 0 <= own < 1 << 32
+        configs.need(fits, f"{path}:{number}: prompt must be a text and seed an integer of 32 bits")
+    return requests
+
+
 def write(text: str) -> None:
     """Text to stdout at once; what the terminal cannot encode is escaped."""
     encoding = sys.stdout.encoding or "utf-8"
@@ -275,8 +305,12 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--documents", nargs="+", default=[], metavar="PATH", help="a corpus, or files, folders, globs")
     sub.add_argument("--source", metavar="NAME", help="the source's name, for files that are no corpus")
     sub.add_argument("--out", metavar="DIR", help="an output of this verb is brought up to date")
-    sub.add_argument("--dry-run", action="store_true", help="try a sample; estimate what is kept, and each source's tokens")
-    sub.add_argument("--sample", type=int, default=1000, metavar="N", help="documents of a source to try (default: 1000)")
+    sub.add_argument(
+        "--dry-run", action="store_true", help="try a sample; estimate what is kept, and each source's tokens"
+    )
+    sub.add_argument(
+        "--sample", type=int, default=1000, metavar="N", help="documents of a source to try (default: 1000)"
+    )
     sub.add_argument("--explain", metavar="ID", help="tell what happened to a document in --out")
 
     sub = verb("split", split, config=False)
@@ -305,6 +339,12 @@ def build_parser() -> argparse.ArgumentParser:
     sub = verb("generate", generate)
     add_run_arguments(sub)
     sub.add_argument("--prompt", action="append", metavar="TEXT", help="repeat for a batch (default: none, from <bos>)")
+    sub.add_argument(
+        "--prompts", metavar="FILE", help='JSON lines {"prompt", "seed"}: prints a JSON line {"text"} for each'
+    )
+    sub.add_argument(
+        "--batch-size", type=int, default=16, metavar="N", help="prompts of --prompts at a time (default: 16)"
+    )
     sub.add_argument("--max-tokens", type=int, default=128, metavar="N")
     sub.add_argument("--temperature", type=float, default=0.8, help="0: greedy (default: 0.8)")
     sub.add_argument("--top-k", type=int, metavar="K")

@@ -11,9 +11,10 @@ A workdir holds:
 
 import dataclasses
 import functools
+import itertools
 import os
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -33,6 +34,7 @@ from lmjax.errors import UserError
 from lmjax.eval import perplexity
 from lmjax.generate import decode
 from lmjax.generate.sample import Sampling
+from lmjax.model.decoder import Params
 from lmjax.model.dense import Dtypes, dtypes
 from lmjax.monitor.speed import Speed, peak_flops
 from lmjax.monitor.write import Writer
@@ -371,6 +373,37 @@ def evaluate(workdir: os.PathLike | str, split: str, step: int | None, overrides
     return {"step": restored.step, **metrics}
 
 
+class Model(NamedTuple):
+    """A run's model, to generate with."""
+
+    parts: Parts
+    tokenizer: Tokenizer
+    params: Params
+
+
+def load_model(workdir: os.PathLike | str, step: int | None, overrides: list[str]) -> Model:
+    """Restores the parameters of a checkpoint."""
+    config, tokenizer = open_run(workdir, overrides)
+    parts = build_parts(config)
+    with meshes.use(parts.mesh):
+        restored = restore.restore(workdir, parts.params_only(), step)
+    announce(list(restored.unreadable))
+    return Model(parts, tokenizer, restored.state.params)
+
+
+def stream(
+    model: Model, prompts: Sequence[str], max_tokens: int, sampling: Sampling, seeds: Sequence[int] | None = None
+) -> Iterator[list[str]]:
+    """See `generate`; with `seeds`, each prompt's draw is its own."""
+    parts, tokenizer, weights = model
+    bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    ids = [np.array([*bos, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
+    numbers = tokenizer.vocab_size, tokenizer.eos_id, seeds
+    with meshes.use(parts.mesh):
+        tokens = decode.generate(parts.config.model, weights, ids, max_tokens, sampling, parts.types, *numbers)
+        yield from decode.stream_text(tokens, tokenizer, len(prompts))
+
+
 def generate(
     workdir: os.PathLike | str,
     prompts: list[str],
@@ -380,24 +413,18 @@ def generate(
     overrides: list[str],
 ) -> Iterator[list[str]]:
     """Yields, as it is decoded, the text that each prompt gained: ["def", ""], [" f", "import"] …"""
-    config, tokenizer = open_run(workdir, overrides)
-    parts = build_parts(config)
-    bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-    ids = [np.array([*bos, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
-    with meshes.use(parts.mesh):
-        restored = restore.restore(workdir, parts.params_only(), step)
-        announce(list(restored.unreadable))
-        tokens = decode.generate(
-            config.model,
-            restored.state.params,
-            ids,
-            max_tokens,
-            sampling,
-            parts.types,
-            tokenizer.vocab_size,
-            tokenizer.eos_id,
-        )
-        yield from decode.stream_text(tokens, tokenizer, len(prompts))
+    yield from stream(load_model(workdir, step, overrides), prompts, max_tokens, sampling)
+
+
+def complete(
+    model: Model, requests: Iterable[tuple[str, int]], max_tokens: int, sampling: Sampling, batch_size: int
+) -> Iterator[str]:
+    """What follows each (prompt, seed), decoded `batch_size` at a time."""
+    requests = iter(requests)
+    while batch := list(itertools.islice(requests, batch_size)):
+        prompts, seeds = zip(*batch, strict=True)
+        gained = stream(model, prompts, max_tokens, sampling, seeds)
+        yield from map("".join, zip(*gained, strict=True))
 
 
 def trace(workdir: os.PathLike | str, step: int) -> list[dict[str, Any]]:

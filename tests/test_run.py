@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from lmjax import cli, run
 from lmjax import config as configs
-from lmjax import run
 from lmjax.checkpoint import layout
 from lmjax.errors import RunError, UserError
 from lmjax.generate.sample import Sampling
@@ -246,3 +246,34 @@ def test_generation_streams_and_does_not_depend_on_the_batch(straight):
 
     together = texts(["the model", "a row of tokens and"])
     assert together == [texts(["the model"])[0], texts(["a row of tokens and"])[0]]
+
+
+def test_completions_of_a_file_have_their_own_seeds(straight, tmp_path, capsys):
+    """A prompt's text does not depend on the prompts beside it, nor on their order; its seed decides."""
+
+    def texts(requests, size):
+        lines = [{"prompt": prompt, "seed": seed} for prompt, seed in requests]
+        (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        words = ["--workdir", str(straight), "--prompts", str(tmp_path / "prompts.jsonl"), "--batch-size", str(size)]
+        words += ["--max-tokens", "8", "--temperature", "1.5", "--config.mesh.fsdp=1", "--config.mesh.tensor=1"]
+        assert cli.main(["generate", *words, "--config.mesh.data=8"]) == 0
+        return [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+
+    requests = [("the model", 1), ("a row of tokens and", 2), ("the model", 3), ("", 1), ("the model", 1)]
+    together = texts(requests, 8)
+    assert together[0] == together[4] and len(set(together)) == 4
+    assert texts(requests[::-1], 2) == together[::-1]
+
+
+def test_prompts_that_are_none(straight, tmp_path, capsys):
+    path = tmp_path / "prompts.jsonl"
+    for text, message in (
+        ("{}", "KeyError"),
+        ('{"prompt": 3}', "prompts.jsonl:1"),
+        ('{"prompt": "", "seed": -1}', ":1"),
+    ):
+        path.write_text(text + "\n")
+        assert cli.main(["generate", "--workdir", str(straight), "--prompts", str(path)]) == 2
+        assert message in capsys.readouterr().err
+    assert cli.main(["generate", "--workdir", str(straight), "--prompts", str(tmp_path / "none")]) == 2
+    assert "cannot read" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Int, Key
 
 from lmjax.config import need
 from lmjax.generate.sample import Sampling, sample
@@ -29,8 +29,14 @@ FINISHED = -1  # in place of the tokens of a row that has ended
 
 def _next_token(config, params, hidden, sampling, num_ids, types, key):
     logits = decoder.unembed(config, params, hidden, types)[:, 0]
+    if key.ndim:  # each row has its own
+        return sample(logits, sampling, key, num_ids)
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(logits.shape[0]))
     return sample(logits, sampling, keys, num_ids)
+
+
+def _at(key, count):
+    return jax.vmap(lambda row: jax.random.fold_in(row, count))(key) if key.ndim else jax.random.fold_in(key, count)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "sampling", "num_ids", "types", "length"))
@@ -39,7 +45,7 @@ def prefill(
     params: decoder.Params,
     tokens: Int[Array, "B P"],
     lengths: Int[Array, "B"],
-    key: PRNGKeyArray,
+    key: Key[Array, ""] | Key[Array, "B"],
     sampling: Sampling,
     num_ids: int,
     types: Dtypes,
@@ -60,7 +66,7 @@ def decode_step(
     tokens: Int[Array, "B"],
     places: Int[Array, "B"],
     cache: LayerCache,
-    key: PRNGKeyArray,
+    key: Key[Array, ""] | Key[Array, "B"],
     sampling: Sampling,
     num_ids: int,
     types: Dtypes,
@@ -82,6 +88,7 @@ def generate(
     types: Dtypes,
     num_ids: int,
     eos_id: int | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> Iterator[np.ndarray]:
     """Yields one new token for each prompt at a time, FINISHED once a row has produced `eos_id`; ends when all have.
 
@@ -93,6 +100,7 @@ def generate(
       types: dtypes of the forward pass; the cache is in `types.activation`.
       num_ids: the tokenizer's vocabulary; larger ids are never drawn.
       eos_id: where a row stops; the id itself is yielded.
+      seeds: one for each prompt, of 32 bits, in place of `sampling.seed` and the index: the draw is the prompt's own.
 
     Raises:
       UserError: an empty prompt, an id that the model does not have, or more places than learned positions.
@@ -112,10 +120,12 @@ def generate(
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)], lengths[row] = prompt, len(prompt)
     key = jax.random.key(sampling.seed)
+    if seeds is not None:
+        key = jax.vmap(jax.random.key)(np.array([*seeds, *[0] * (rows - len(seeds))], np.uint32))
     static = {"sampling": sampling, "num_ids": num_ids, "types": types}
     done = np.arange(rows) >= len(prompts)
     new, cache = prefill(
-        config, params, tokens, lengths, jax.random.fold_in(key, 0), length=max(width, longest + max_tokens), **static
+        config, params, tokens, lengths, _at(key, 0), length=max(width, longest + max_tokens), **static
     )
     for count in range(1, max_tokens + 1):
         host = np.where(done, FINISHED, np.asarray(new))
@@ -124,7 +134,7 @@ def generate(
         if done.all() or count == max_tokens:
             return
         places = lengths + (count - 1)
-        new, cache = decode_step(config, params, new, places, cache, jax.random.fold_in(key, count), **static)
+        new, cache = decode_step(config, params, new, places, cache, _at(key, count), **static)
 
 
 def stream_text(tokens: Iterator[np.ndarray], tokenizer: Tokenizer, count: int) -> Iterator[list[str]]:
