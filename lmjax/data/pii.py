@@ -10,13 +10,12 @@ import dataclasses
 import functools
 import ipaddress
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from lmjax.config import need
 from lmjax.data.document import Document
-from lmjax.data.stage import Apply, MapStage, Tally
+from lmjax.data.stage import MapStage, Tally
 from lmjax.errors import UserError
 
 Kind = Literal["email", "phone", "ip", "card", "iban", "ssn"]
@@ -65,11 +64,11 @@ class Pii(MapStage):
         bad = [region for region in self.regions if not re.fullmatch("[A-Z]{2}", region)]
         need(not bad, f"pii.regions={bad} must be countries of two capital letters (ISO 3166), as 'US'")
 
-    def open(self, folder: Path) -> Apply:
-        """Loads the library of phone numbers."""
+    def files(self) -> Sequence[str]:
+        """None; but the library of phone numbers must be there."""
         if "phone" in self.kinds:
             phonenumbers()
-        return self.apply
+        return ()
 
     def apply(self, document: Document, tally: Tally) -> Document:
         """Masks one document."""
@@ -307,7 +306,7 @@ def phonenumbers() -> Any:
     try:
         import phonenumbers as library
     except ImportError as error:
-        raise UserError("pii: kinds 'phone' needs phonenumberslite: pip install phonenumberslite") from error
+        raise UserError("stage pii needs phonenumberslite for phones: pip install phonenumberslite") from error
     return library
 
 
@@ -323,7 +322,7 @@ def find_phones(text: str, start: int, end: int, regions: tuple[str, ...]) -> It
         for match in AMERICAN.finditer(text, start - (before[-1:] == "("), min(end + 2, len(text))):
             behind, ahead = text[max(0, match.start() - 1) : match.start()], text[match.end() : match.end() + 1]
             plain = match[1] is not None  # three groups by spaces or dots are a phone only where there is such a phone
-            if behind.isalnum() or behind in ("_", ".", "-", "/", "+", "$", ":") or ahead.isalnum():
+            if behind == "$" or glued(text, match.start()) or ahead.isalnum():
                 continue
             if plain and not (alone(text, match.start(), match.end()) and is_phone(match[0], "US")):
                 continue
@@ -331,8 +330,8 @@ def find_phones(text: str, start: int, end: int, regions: tuple[str, ...]) -> It
             yield Hit(match.start(), match.end(), "phone")
         if found:
             return
-    called = before[-1:] == "(" and before[-2:-1].isalnum()  # f(011 1000)
-    if not called and not glued(text, start) and not HEX_BEFORE.search(before):
+    argument = before[-1:] == "(" and before[-2:-1].isalnum()  # f(011 1000)
+    if not argument and not glued(text, start) and not HEX_BEFORE.search(before):
         yield from national(text, start - (before[-1:] == "("), end, regions)
 
 

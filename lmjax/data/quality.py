@@ -25,6 +25,7 @@ from jaxtyping import Float, Int
 from lmjax.config import need
 from lmjax.data import ngram_model
 from lmjax.data.document import Document, draw, to_bytes
+from lmjax.data.inputs import find_files
 from lmjax.data.ngram_model import NgramModel
 from lmjax.data.read import read_documents, read_written
 from lmjax.data.stage import Apply, Drop, MapStage, Tally
@@ -77,6 +78,8 @@ class Quality(MapStage):
 
     def files(self) -> Sequence[str]:
         """The good text."""
+        if self.good:
+            find_files(self.good)  # says what is missing
         return self.good
 
     def fit(self, shards: Sequence[Path], folder: Path) -> None:
@@ -116,14 +119,14 @@ class Quality(MapStage):
         known, scores = lexicon.of(words), {}
         if model is not None and weights is not None:
             bits = model.bits(words, known & ID) / len(words) if words else MAX_BITS
-            tally.add("perplexity", f"{min(bits, MAX_BITS):04.1f}")
+            tally.add("bits_per_word", f"{min(bits, MAX_BITS):04.1f}")
             scores["perplexity"] = round(2 ** min(bits, MAX_BITS), 2)
             scores["quality"] = round(probability(weights, features(known)), 4)
             tally.add("quality", f"{scores['quality']:.2f}")
         english = document.meta.get("language", "en") in ENGLISH
         if english and (found := readability(document.text, known)) is not None:
             scores["readability"] = found
-            tally.add("readability", str(max(min(5 * round(found["ease"] / 5), 125), -100)))
+            tally.add("reading_ease", str(max(min(5 * round(found["ease"] / 5), 125), -100)))
         return self.threshold(scores) or dataclasses.replace(document, meta=document.meta | scores)
 
     def threshold(self, scores: dict[str, Any]) -> Drop | None:
@@ -143,11 +146,13 @@ class Quality(MapStage):
     def finish(self, tally: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
         """How the models did on held-out text, and how the scores are spread: what a threshold would keep."""
         facts = read_json(folder / FACTS) if self.good else {}
-        kinds = [kind for kind in ("perplexity", "quality", "readability") if tally.get(kind)]
-        return facts | {
-            "histograms": {kind: ordered(tally[kind]) for kind in kinds},
-            "quantiles": {kind: quantiles(tally[kind], kind) for kind in kinds},
+        histograms = {
+            kind: ordered(tally[kind]) for kind in ("bits_per_word", "quality", "reading_ease") if tally.get(kind)
         }
+        shares = {kind: quantiles(table) for kind, table in histograms.items()}
+        if "bits_per_word" in shares:
+            shares["perplexity"] = {share: round(2**bits, 1) for share, bits in shares.pop("bits_per_word").items()}
+        return facts | {"histograms": histograms, "quantiles": shares}
 
 
 def ordered(table: dict[str, int]) -> dict[str, int]:
@@ -155,15 +160,12 @@ def ordered(table: dict[str, int]) -> dict[str, int]:
     return {key: table[key] for key in sorted(table, key=float)}
 
 
-def quantiles(table: dict[str, int], kind: str) -> dict[str, float]:
-    """The score below which a share of the documents lies, to a bucket's width. Perplexity is tallied as bits a word."""
+def quantiles(table: dict[str, int]) -> dict[str, float]:
+    """The score below which a share of the documents lies, to a bucket's width."""
     numbers, counts = zip(*((float(key), count) for key, count in ordered(table).items()))
     summed = np.cumsum(counts)
-    found = {
-        f"{share}%": numbers[int((summed < share / 100 * summed[-1]).sum())]
-        for share in (1, 5, 10, 25, 50, 75, 90, 95, 99)
-    }
-    return {key: round(2**value, 1) if kind == "perplexity" else value for key, value in found.items()}
+    shares = (1, 5, 10, 25, 50, 75, 90, 95, 99)
+    return {f"{share}%": numbers[int((summed < share / 100 * summed[-1]).sum())] for share in shares}
 
 
 # ------------------------------------------------------------------------------------------------------------------- words

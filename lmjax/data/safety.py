@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from etils import epath
 
@@ -89,6 +89,7 @@ class Safety(MapStage):
 
     def files(self) -> Sequence[str]:
         """The user's lists."""
+        ahocorasick()
         for path in self.lists.values():
             need(epath.Path(path).exists(), f"safety.lists: no such file: {path}")
         return tuple(self.lists.values())
@@ -137,6 +138,15 @@ class Safety(MapStage):
         return drop or dataclasses.replace(document, meta=document.meta | {"safety": scores})
 
 
+def ahocorasick() -> Any:
+    """The library that finds many words at once."""
+    try:
+        import ahocorasick_rs
+    except ImportError as error:
+        raise UserError("stage safety needs ahocorasick_rs: pip install ahocorasick_rs") from error
+    return ahocorasick_rs
+
+
 class Matcher:
     """Finds the words of lists in a text.
 
@@ -148,16 +158,13 @@ class Matcher:
     """
 
     def __init__(self, lists: Sequence[tuple[str, str]]):
-        try:
-            import ahocorasick_rs
-        except ImportError as error:
-            raise UserError("safety needs ahocorasick_rs: pip install ahocorasick_rs") from error
+        library = ahocorasick()
         entries: dict[str, Entry] = {}
         for category, text in lists:
             for word, weight in read_list(text, category):
                 entries.setdefault(word, Entry(category, weight))
         self.words, self.entries = list(entries), list(entries.values())
-        self.automaton = ahocorasick_rs.AhoCorasick(self.words)
+        self.automaton = library.AhoCorasick(self.words)
         # beside a sign, and in scripts without spaces, a word needs no boundary
         self.left = [bounded(word[0]) for word in self.words]
         self.right = [bounded(word[-1]) for word in self.words]

@@ -84,10 +84,13 @@ def test_nothing_is_dropped_without_thresholds(fitted):
     assert [document.text for document in kept] == [document.text for document in documents]
     assert all(document.meta.keys() == {"url", "perplexity", "quality", "readability"} for document in kept)
     report = stage.finish(counts.close()["tally"], folder)
-    for kind in ("perplexity", "quality", "readability"):
+    assert report["quantiles"].keys() == {"perplexity", "quality", "reading_ease"}
+    bits = sorted(math.log2(document.meta["perplexity"]) for document in kept)
+    assert math.log2(report["quantiles"]["perplexity"]["50%"]) == pytest.approx(bits[9], abs=0.06)
+    for kind in ("bits_per_word", "quality", "reading_ease"):
         histogram = report["histograms"][kind]
         assert sum(histogram.values()) == 20 and list(histogram) == sorted(histogram, key=float)
-        values = list(report["quantiles"][kind].values())
+        values = list(report["quantiles"][kind if kind != "bits_per_word" else "perplexity"].values())
         assert values == sorted(values)
 
 
@@ -118,6 +121,7 @@ def test_thresholds_drop_what_is_beyond(fitted, option, score):
 
 def test_a_fit_is_the_same_bytes_again(fitted, tmp_path):
     stage, folder = fitted
+    assert stage.files() == stage.good
     stage.fit([folder / "shard.jsonl.zst"], tmp_path)
     for name in ("ngram_model.npz", "classifier.npy", "fit.json"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
@@ -145,7 +149,8 @@ def test_options():
     ):
         with pytest.raises(UserError, match=next(iter(options))):
             Quality(good=("x",), **options)
-    assert list(Quality(good=("x", "y")).files()) == ["x", "y"]
+    with pytest.raises(UserError, match="no such file"):
+        Quality(good=("x", "y")).files()
 
 
 def test_too_little_to_learn_from(tmp_path):
@@ -207,10 +212,9 @@ def test_classes_of_unequal_size_weigh_the_same():
 
 def test_quantiles():
     assert list(ordered({"100": 1, "-5": 2, "20": 3})) == ["-5", "20", "100"]
-    assert quantiles({"1": 50, "2": 49, "10": 1}, "readability") == {
+    assert quantiles({"1": 50, "2": 49, "10": 1}) == {
         "1%": 1, "5%": 1, "10%": 1, "25%": 1, "50%": 1, "75%": 2, "90%": 2, "95%": 2, "99%": 2,
     }  # fmt: skip
-    assert quantiles({"03.0": 1}, "perplexity")["50%"] == 8  # tallied as bits
 
 
 # ------------------------------------------------------------------------------------------------------------- readability
