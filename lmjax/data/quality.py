@@ -108,8 +108,7 @@ class Quality(MapStage):
         """Loads the models."""
         if not self.good:
             return functools.partial(self.judge, Lexicon({}), None, None)
-        model = NgramModel.load(folder / MODEL)
-        return functools.partial(self.judge, Lexicon(model.ids), model, np.load(folder / CLASSIFIER))
+        return functools.partial(self.judge, *load(folder, (folder / MODEL).stat().st_mtime_ns))
 
     def judge(
         self, lexicon: "Lexicon", model: NgramModel | None, weights: np.ndarray | None, document: Document, tally: Tally
@@ -153,6 +152,13 @@ class Quality(MapStage):
         if "bits_per_word" in shares:
             shares["perplexity"] = {share: round(2**bits, 1) for share, bits in shares.pop("bits_per_word").items()}
         return facts | {"histograms": histograms, "quantiles": shares}
+
+
+@functools.lru_cache(1)
+def load(folder: Path, written_ns: int) -> tuple["Lexicon", NgramModel, np.ndarray]:
+    """The models, once in a process, not once a shard; `written_ns` tells a new fit from an old one."""
+    model = NgramModel.load(folder / MODEL)
+    return Lexicon(model.ids), model, np.load(folder / CLASSIFIER)
 
 
 def ordered(table: dict[str, int]) -> dict[str, int]:

@@ -358,5 +358,5 @@ def test_time_is_linear(piece):
         return best
 
     seconds(1000)  # loads the library of phones
-    short = seconds(40_000)
-    assert seconds(160_000) < 4 * 2.5 * max(short, 0.002)
+    short = seconds(20_000)
+    assert seconds(80_000) < 4 * 2.5 * max(short, 0.002)
