@@ -197,7 +197,7 @@ def found(pairs: Sequence[Sequence[str]], planted: dict[str, float]) -> tuple[fl
 # -------------------------------------------------------------------------------------------------------------------- main
 
 
-def measure(folder: Path, count: int, quick: bool) -> tuple[list[Row], Sampler]:
+def measure(folder: Path, count: int, quick: bool, patience_s: float) -> tuple[list[Row], Sampler]:
     """All figures."""
     lines = real_lines(LINES // 10 if quick else LINES)
     planted = write_corpus(folder / "all", count, lines)
@@ -207,7 +207,7 @@ def measure(folder: Path, count: int, quick: bool) -> tuple[list[Row], Sampler]:
         "datasketch": Side("datasketch", folder / "all", scheme="legacy"),
         "datasketch, its new permutations": Side("datasketch", folder / "all", scheme="affine32"),
     }
-    sampler = Sampler(rounds=1, patience_s=20 if quick else 900)
+    sampler = Sampler(1, patience_s)
     samples = sampler.run({name: side.sample for name, side in sides.items()})
     for side in sides.values():
         if not side.answers:
@@ -241,11 +241,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="3,000 documents: seconds instead of minutes")
     parser.add_argument("--documents", type=int, default=100_000)
+    parser.add_argument("--patience", type=float, default=900, help="seconds to wait for an idle machine (default 900)")
     parser.add_argument("--json", help="also write the rows here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         count = 3000 if arguments.quick else arguments.documents
-        rows, sampler = measure(Path(folder), count, arguments.quick)
+        rows, sampler = measure(
+            Path(folder), count, arguments.quick, min(arguments.patience, 20) if arguments.quick else arguments.patience
+        )
     rows += environment(["numpy", "xxhash", "datasketch"])
     console = Console(width=120)
     show("near-duplicates", rows, console)

@@ -30,7 +30,8 @@ SHINGLES = 1 << 15  # of a longer text the smallest hashes stand for all: an err
 SKETCHES = 1 << 10  # that become records at a time
 WHOLE_BUCKET = 8  # documents in a bucket up to which all are compared with all
 LEADERS = 64  # of a bucket that a document is compared with
-REMEMBERED = 1 << 16  # comparisons that a task does not repeat in other bands
+REMEMBERED = 1 << 14  # comparisons that a task does not repeat in other bands
+EDGES = 1 << 12  # that are Python objects at a time
 ROUNDS = 20  # after which what is undecided stays
 
 
@@ -232,13 +233,12 @@ class Buckets:
             if self.size == WHOLE_BUCKET + 1:
                 self.members = [member for member in self.members if member.leads]
             self.meet(Member(key, place, day, decided))
-        if len(self.found) >= REMEMBERED:
-            self.flush()
+            if len(self.found) >= EDGES:
+                self.flush()
 
     def meet(self, new: Member) -> None:
         """Compares a document with those before it, and lets it lead where it resembles none."""
         small = self.size <= WHOLE_BUCKET
-        partial = self.size - 1 > len(self.members)
         for member in self.members:
             if new.kept and member.kept:
                 continue
@@ -247,9 +247,9 @@ class Buckets:
                 continue
             new.leads = new.kept
             if new.kept:  # and the other, though before it, is undecided
-                self.found.append((member.key, member.place, new.place, similarity, partial))
+                self.found.append((member.key, member.place, new.place, similarity, not small))
                 continue
-            self.found.append((new.key, new.place, member.place, similarity, partial or not small))
+            self.found.append((new.key, new.place, member.place, similarity, not small))
             if not small:
                 break
         if small or (new.leads and len(self.members) < LEADERS):
