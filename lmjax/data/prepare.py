@@ -39,7 +39,9 @@ from lmjax.data.near_dedup import NearDedup
 from lmjax.data.pii import Pii
 from lmjax.data.quality import Quality
 from lmjax.data.safety import Safety
+from lmjax.data.semantic import SemanticDedup
 from lmjax.data.stage import GlobalStage, MapStage, Shard, Stage
+from lmjax.data.synthetic import Synthetic
 from lmjax.data.units import InputConfig, Unit, fingerprint, hash_sources, hash_units, open_units
 from lmjax.data.url import Url
 from lmjax.errors import RunError, UserError
@@ -98,8 +100,10 @@ class PrepareConfig:
     quality: Quality = dataclasses.field(default_factory=Quality)
     exact_dedup: ExactDedup = dataclasses.field(default_factory=ExactDedup)
     near_dedup: NearDedup = dataclasses.field(default_factory=NearDedup)
+    semantic_dedup: SemanticDedup = dataclasses.field(default_factory=SemanticDedup)
     decontaminate: Decontaminate = dataclasses.field(default_factory=Decontaminate)
     safety: Safety = dataclasses.field(default_factory=Safety)
+    synthetic: Synthetic = dataclasses.field(default_factory=Synthetic)
     pii: Pii = dataclasses.field(default_factory=Pii)
 
     def __post_init__(self):
