@@ -23,10 +23,10 @@ PATH_FIELDS = ("path", "file_path", "max_stars_repo_path", "url")  # of meta; th
 EXTENSIONS = {  # where Pygments knows several, or none
     ".as": "actionscript3", ".asm": "nasm", ".b": "brainfuck", ".bas": "vb.net", ".cl": "common-lisp", ".cp": "cpp",
     ".csv": "csv", ".feature": "gherkin", ".fs": "fsharp", ".gd": "gdscript", ".h": "c", ".hh": "cpp", ".htm": "html",
-    ".inc": "php", ".inf": "ini", ".ipynb": "json", ".jsonl": "json", ".jsx": "javascript", ".lean": "lean4", ".m":
-    "objective-c", ".mm": "objective-c++", ".pl": "perl", ".pm": "perl", ".prolog": "prolog", ".s": "gas", ".sc":
-    "scala", ".sql": "sql", ".svg": "xml", ".t": "perl", ".toc": "tex", ".tsv": "csv", ".tsx": "typescript", ".ttl":
-    "turtle", ".v": "verilog", ".xsl": "xslt", ".xslt": "xslt",
+    ".inc": "php", ".inf": "ini", ".ipynb": "json", ".jsonl": "json", ".jsx": "javascript", ".lean": "lean4",
+    ".m": "objective-c", ".mm": "objective-c++", ".pl": "perl", ".pm": "perl", ".prolog": "prolog", ".s": "gas",
+    ".sc": "scala", ".sql": "sql", ".svg": "xml", ".t": "perl", ".toc": "tex", ".tsv": "csv", ".tsx": "typescript",
+    ".ttl": "turtle", ".v": "verilog", ".xsl": "xslt", ".xslt": "xslt",
 }  # fmt: skip
 RENAMED = {"splus": "r"}
 INTERPRETERS = {

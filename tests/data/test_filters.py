@@ -50,7 +50,7 @@ def only(stage, **fields):
 
 
 QUALITY = {
-    "too_few_words": ("min_words", "two , words ; 12 .", [3, 4]),
+    "too_few_words": ("min_words", "two , １words ; 12 １１ .", [3, 4]),
     "too_many_words": ("max_words", "two , words ; 12 .", [3, 2]),
     "short_words": ("min_word_length", "ab abcd , !", [3.0, 3.01]),
     "long_words": ("max_word_length", "ab abcd , !", [3.0, 2.99]),
@@ -83,6 +83,7 @@ def test_stop_words_of_a_language():
     stage = GopherQuality(language_stop_words={"de": ("der", "die"), "th": ()})
     assert reason(stage, text) == "few_stop_words"
     assert reason(stage, text, language="de") == "keep"
+    assert reason(GopherQuality(language_stop_words={"de": ("der", "der")}), text, language="de") == "few_stop_words"
     assert reason(stage, " ".join(different(60)), language="th") == "keep"
     assert build(GopherQuality, to_dict(stage)) == stage
 
@@ -181,6 +182,7 @@ def test_c4_keeps_and_edits_lines():
         ["See [1] here [2]", "[3]."], {},
     )  # fmt: skip
     assert verdict(C4(), "\n".join(LINES)).text == "\n".join(LINES)
+    assert verdict(C4(), "\n".join(["[1] A first line.", *LINES])).text.startswith("A first line.\n")
 
 
 @pytest.mark.parametrize(
