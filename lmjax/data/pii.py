@@ -20,6 +20,7 @@ from lmjax.errors import UserError
 
 Kind = Literal["email", "phone", "ip", "card", "iban", "ssn"]
 KINDS: tuple[Kind, ...] = ("email", "iban", "card", "ssn", "ip", "phone")  # of two that overlap the earlier one stands
+REGIONS = ("US", "GB", "DE", "FR", "ES", "IT", "NL", "AU", "IN", "BR", "JP")
 PLACEHOLDERS = {kind: f"<{kind.upper()}>" for kind in KINDS}
 
 
@@ -38,23 +39,9 @@ class Pii(MapStage):
     name: ClassVar[str] = "pii"
 
     kinds: tuple[Kind, ...] = KINDS  # what is looked for
-    placeholders: dict[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # by kind, in place of `<EMAIL>`, `<PHONE>` …
-    regions: tuple[str, ...] = (
-        "US",
-        "GB",
-        "DE",
-        "FR",
-        "ES",
-        "IT",
-        "NL",
-        "AU",
-        "IN",
-        "BR",
-        "JP",
-    )  # whose national phone
-    # numbers are looked for (ISO 3166); international ones (+…) are found for all countries
+    placeholders: dict[str, str] = dataclasses.field(default_factory=dict)  # by kind, in place of `<EMAIL>` …
+    # whose national phone numbers are looked for (ISO 3166); international ones (+…) are found for all countries
+    regions: tuple[str, ...] = REGIONS
     mask: bool = True  # false: only count
 
     def __post_init__(self) -> None:
@@ -187,9 +174,8 @@ ADDRESS_BEFORE = re.compile(
     r"|network|traceroute|inet|whois|ban|banned|block|blocked|remote|адрес)\b[^\n]{0,24})$",
     re.IGNORECASE,
 )
-ADDRESS_AFTER = re.compile(
-    r":[0-9]{1,5}\b|/[0-9]{1,2}\b(?![./])| - [-\w]"
-)  # a port, a network, a line of a web server's log
+# a port, a network, a line of a web server's log
+ADDRESS_AFTER = re.compile(r":[0-9]{1,5}\b|/[0-9]{1,2}\b(?![./])| - [-\w]")
 
 
 def find_ipv6(text: str) -> Iterator[Hit]:

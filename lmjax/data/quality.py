@@ -52,18 +52,14 @@ class Quality(MapStage):
     name: ClassVar[str] = "quality"
     fits: ClassVar[bool] = True
 
-    good: tuple[
-        str, ...
-    ] = ()  # files and folders of text that is called good, as `read_documents` reads them; none: only readability
+    good: tuple[str, ...] = ()  # files and folders of text that is called good; none: only readability is scored
     max_perplexity: float | None = None  # a word; good text of another author has 100 to 1,000
     min_quality: float | None = None  # P(good), 0 to 1, at equal shares of good and raw
-    min_ease: float | None = (
-        None  # Flesch reading ease: 100 is easy, 30 is a scientific paper, below 0 are lists and names
-    )
+    min_ease: float | None = None  # Flesch: 100 is easy, 30 a scientific paper, below 0 are lists and names
     max_grade: float | None = None  # Flesch-Kincaid: years of school
     vocabulary: int = 1 << 16  # words of the n-gram model
     max_ngrams: int = 1 << 21  # pairs, and triples, of the n-gram model; 24 to 48 bytes each in every worker
-    train_bytes: int = 64_000_000  # of good text, and of raw; about 20 times this is the memory of the fit
+    train_bytes: int = 64_000_000  # of good text, and of raw; the fit takes about 25 times this in memory
     seed: int = 0  # of the drawn documents and of the classifier's order
 
     def __post_init__(self) -> None:

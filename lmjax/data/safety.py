@@ -41,22 +41,14 @@ class Safety(MapStage):
     name: ClassVar[str] = "safety"
 
     categories: tuple[str, ...] = CATEGORIES  # bundled ones that are used
-    languages: tuple[str, ...] = (
-        "en",
-    )  # of the bundled lists; a document whose `meta.language` is known meets that one alone
-    lists: dict[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # category → file, one word or phrase a line, then a tab and a
-    # weight where it is not 1; for documents of every language
-    action: Literal["drop", "tag"] = (
-        "drop"  # what becomes of a document above the threshold; scores are noted in any case
-    )
-    actions: dict[str, Literal["drop", "tag"]] = dataclasses.field(
-        default_factory=dict
-    )  # by category, in place of `action`
-    threshold: float = (
-        10.0  # weighted hits per 1,000 words; a novel with coarse dialogue has 1 to 3, pornography 20 to 100
-    )
+    # of the bundled lists; a document whose `meta.language` is known meets that one alone
+    languages: tuple[str, ...] = ("en",)
+    # category → file, for documents of every language: a word or phrase a line, then a tab and a weight where it is not 1
+    lists: dict[str, str] = dataclasses.field(default_factory=dict)
+    action: Literal["drop", "tag"] = "drop"  # for a document above the threshold; scores are noted in any case
+    # by category, in place of `action`
+    actions: dict[str, Literal["drop", "tag"]] = dataclasses.field(default_factory=dict)
+    threshold: float = 10.0  # weighted hits per 1,000 words: one word in a hundred
     thresholds: dict[str, float] = dataclasses.field(default_factory=dict)  # by category, in place of `threshold`
     min_distinct: int = 3  # different words of a category, below which a document is never above its threshold
 
