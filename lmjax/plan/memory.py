@@ -29,7 +29,6 @@ from lmjax.config import need
 from lmjax.model.config import ModelConfig
 from lmjax.plan import params
 from lmjax.sharding import rules
-from lmjax.sharding.config import MeshConfig
 from lmjax.train.config import RunConfig
 
 FLOAT32_BYTES = 4
@@ -90,11 +89,12 @@ def layout(config: RunConfig, num_devices: int) -> Layout:
     """The layout, checked: a `UserError` where rows or a parameter do not divide over the mesh."""
     sizes = dict(zip(MESH_AXES, config.mesh.sizes(num_devices), strict=True))
     replicas = rules.num_shards(rules.RULES["batch"], sizes)
+    batch_axes = " × ".join(axis for axis in rules.RULES["batch"] if sizes[axis] > 1)
     micros = [rows // config.train.accumulation for rows in config.data.stage_rows(config.train.batch_size)]
     for micro in micros:
         need(
             micro % replicas == 0,
-            f"config.train: {micro} rows of a micro-batch do not divide over data × fsdp = {replicas} devices",
+            f"config.train: {micro} rows of a micro-batch do not divide over {batch_axes} = {replicas} devices",
         )
     check_divides(config.model, sizes)
     return Layout(sizes, config.mesh.zero, min(micros) // replicas)  # of the longest rows: they take most memory
@@ -119,11 +119,6 @@ def check_divides(model: ModelConfig, sizes: dict[str, int]) -> None:
                 size % shards == 0,
                 f"{FIELDS.get(name, name)}={size} does not divide by config.mesh.{axis}={shards} (parameter {path})",
             )
-
-
-def fewest_devices(mesh: MeshConfig) -> int:
-    """The fewest devices that a mesh takes: an axis of -1 has size 1."""
-    return math.prod(size for size in (mesh.data, mesh.fsdp, mesh.tensor) if size != -1)
 
 
 # ------------------------------------------------------------------------------------------------------------------- exact

@@ -59,7 +59,7 @@ def plan(config: RunConfig, num_devices: int | None = None, hardware_name: str |
     """
     need(0 < mfu <= 1, f"--mfu {mfu} must be in (0, 1]")
     accelerator = None if hardware_name is None else hardware.by_name(hardware_name)
-    num_devices = memory.fewest_devices(config.mesh) if num_devices is None else num_devices
+    num_devices = config.mesh.fewest_devices if num_devices is None else num_devices
     flops = flops_per_token(config.model, config.data.longest)
     tokens_per_step = config.train.batch_size * config.data.seq_len
     tokens = tokens_per_step * config.train.steps

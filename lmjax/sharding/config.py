@@ -1,8 +1,10 @@
 """How a run is laid over devices."""
 
 import dataclasses
+import math
 from typing import Literal
 
+from lmjax.axes import MESH_AXES
 from lmjax.config import need
 
 
@@ -11,23 +13,32 @@ class MeshConfig:
     """Sizes of the mesh axes. Their product is the number of devices; one of them may be -1: all that is left."""
 
     data: int = -1  # replicas of the parameters
-    fsdp: int = 1  # shards of parameters and optimizer state; the batch is split over data × fsdp
+    fsdp: int = 1  # shards of parameters and optimizer state; the batch is split over data × fsdp × expert
     tensor: int = 1  # shards of heads, MLP hidden and vocabulary
     zero: Literal[1, 2, 3] = 3  # what fsdp shards: optimizer state; with gradients; with parameters
+    expert: int = 1  # shards of the experts (config.model.moe)
 
     def __post_init__(self):
-        sizes = (self.data, self.fsdp, self.tensor)
+        sizes = self.given
         need(all(size == -1 or size >= 1 for size in sizes), f"config.mesh sizes must be positive or -1: {sizes}")
         need(sizes.count(-1) <= 1, f"config.mesh: only one axis may be -1: {sizes}")
 
-    def sizes(self, num_devices: int) -> tuple[int, int, int]:
-        """(data, fsdp, tensor) with -1 resolved; a `UserError` if they do not multiply to the devices."""
-        fixed = 1
-        for size in (self.data, self.fsdp, self.tensor):
-            fixed *= size if size != -1 else 1
-        sizes = tuple(num_devices // fixed if size == -1 else size for size in (self.data, self.fsdp, self.tensor))
+    @property
+    def given(self) -> tuple[int, ...]:
+        """The sizes as they are written, in the order of `MESH_AXES`."""
+        return tuple(getattr(self, axis) for axis in MESH_AXES)
+
+    @property
+    def fewest_devices(self) -> int:
+        """The fewest devices that it takes: an axis of -1 has size 1."""
+        return math.prod(size for size in self.given if size != -1)
+
+    def sizes(self, num_devices: int) -> tuple[int, ...]:
+        """In the order of `MESH_AXES`, with -1 resolved; a `UserError` if they do not multiply to the devices."""
+        sizes = tuple(num_devices // self.fewest_devices if size == -1 else size for size in self.given)
+        shown = " × ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, self.given, strict=True) if size != 1)
         need(
-            sizes[0] * sizes[1] * sizes[2] == num_devices,
-            f"config.mesh: data={self.data} × fsdp={self.fsdp} × tensor={self.tensor} does not match {num_devices} device(s)",
+            math.prod(sizes) == num_devices,
+            f"config.mesh: {shown or 'one device'} does not match {num_devices} device(s)",
         )
         return sizes

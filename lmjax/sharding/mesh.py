@@ -15,7 +15,7 @@ from lmjax.sharding.config import MeshConfig
 
 
 def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
-    """The mesh (data, fsdp, tensor) over all devices, laid out for the hardware's topology.
+    """The mesh of `axes.MESH_AXES` over all devices, laid out for the hardware's topology.
 
     Raises:
       UserError: the sizes do not multiply to the number of devices.
@@ -40,6 +40,17 @@ def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
 def size(axis: str) -> int:
     """Size of an axis of the ambient mesh; 1 without a mesh."""
     return dict(jax.sharding.get_abstract_mesh().shape).get(axis, 1)
+
+
+def automatic_axes() -> frozenset[str]:
+    """Axes of the ambient mesh that the compiler partitions over, and not a `shard_map` around."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return frozenset(mesh.axis_names) - frozenset(mesh.manual_axes)
+
+
+def is_manual(axis: str) -> bool:
+    """Whether a `shard_map` around gives each device its part over this axis."""
+    return axis in jax.sharding.get_abstract_mesh().manual_axes
 
 
 def batch_shards() -> int:

@@ -4,13 +4,14 @@ A parameter names the logical axis of each of its dims where it is made (`lmjax/
 is constrained. Logical axes that are not in the table are replicated.
 """
 
-from lmjax.axes import DATA, FSDP, TENSOR
+from lmjax.axes import DATA, EXPERT, FSDP, TENSOR
 
 RULES: dict[str, str | tuple[str, ...]] = {
-    "batch": (DATA, FSDP),  # rows
+    "batch": (DATA, FSDP, EXPERT),  # rows
     "embed": FSDP,  # D of a weight; activations keep D whole
     "kv_heads": TENSOR,  # K: a shard holds whole groups of query heads with their key and value
     "mlp": TENSOR,  # F
+    "experts": EXPERT,  # E
     "vocab": TENSOR,  # V
 }
 

@@ -86,7 +86,7 @@ def test_blockwise_where_the_model_chooses_it(kind, length):
 @pytest.mark.parametrize(
     "config, devices, message",
     [
-        (RunConfig(mesh=MeshConfig(data=3)), 3, "8 rows of a micro-batch do not divide over data × fsdp = 3"),
+        (RunConfig(mesh=MeshConfig(data=3)), 3, "8 rows of a micro-batch do not divide over data = 3"),
         (
             RunConfig(mesh=MeshConfig(data=1, tensor=4)),
             4,

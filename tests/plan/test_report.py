@@ -36,7 +36,7 @@ def test_numbers_add_up():
     assert result.training_flops == result.flops_per_token.training * result.tokens
     assert result.seconds == pytest.approx(result.training_flops / (256 * 197e12 * 0.5))
     assert result.memory == memory.memory(LLAMA, 256)
-    assert result.mesh == {"data": 1, "fsdp": 256, "tensor": 1}
+    assert result.mesh == {"data": 1, "fsdp": 256, "expert": 1, "tensor": 1}
 
 
 def test_llama_8b_on_v5e_256_has_the_known_state():
@@ -67,7 +67,7 @@ def test_rows_that_grow_cost_what_each_length_costs():
     assert grows.memory == long.memory and grows.flops_per_token == long.flops_per_token
     assert grows.training_flops == pytest.approx(0.9 * short.training_flops + 0.1 * long.training_flops)
     assert grows.tokens == short.tokens == long.tokens
-    with pytest.raises(UserError, match=r"64 rows .* do not divide over data × fsdp = 256"):
+    with pytest.raises(UserError, match=r"64 rows .* do not divide over fsdp = 256"):
         plan(dataclasses.replace(LLAMA, data=data, model=model), 256)
 
 
@@ -81,7 +81,7 @@ def test_fewest_devices_where_none_are_stated():
     [
         ({"hardware_name": "h1000"}, "did you mean"),
         ({"mfu": 0.0}, "--mfu 0.0 must be in"),
-        ({"num_devices": 7}, "do not divide over data × fsdp = 7"),
+        ({"num_devices": 7}, "do not divide over fsdp = 7"),
     ],
 )
 def test_mistakes(arguments, message):
@@ -124,7 +124,7 @@ def test_devices_chips_and_hosts():
     console = Console(record=True, width=160, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(render(plan(LLAMA, 32, "tpu7x")))
     text = console.export_text()
-    assert "32 × tpu7x (16 chip(s), 4 host(s) of 8)" in text and "mesh: data 1 × fsdp 32 × tensor 1" in text
+    assert "32 × tpu7x (16 chip(s), 4 host(s) of 8)" in text and "mesh: data 1 × fsdp 32 × expert 1 × tensor 1" in text
     assert "HBM fits" in text
 
 

@@ -15,8 +15,9 @@ from lmjax.sharding.config import MeshConfig
 
 
 def test_one_axis_takes_what_is_left():
-    assert MeshConfig(data=-1, fsdp=2, tensor=2).sizes(8) == (2, 2, 2)
-    assert MeshConfig(data=1, fsdp=-1).sizes(8) == (1, 8, 1)
+    assert MeshConfig(data=-1, fsdp=2, tensor=2).sizes(8) == (2, 2, 1, 2)
+    assert MeshConfig(data=1, fsdp=-1).sizes(8) == (1, 8, 1, 1)
+    assert MeshConfig(expert=4).sizes(8) == (2, 1, 4, 1)
 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 1), (-1, 3, 1), (16, 1, 1), (2, 2, 1)])
@@ -36,6 +37,7 @@ def test_rules():
     assert rules.spec(("embed", "kv_heads"), fsdp=False) == (None, "tensor")
     assert rules.spec(("layers", "norm")) == (None, None)
     assert rules.num_shards(("data", "fsdp"), {"data": 2, "fsdp": 4, "tensor": 1}) == 8
+    assert rules.spec(("experts", "embed", None, "mlp")) == ("expert", "fsdp", None, "tensor")
 
 
 def test_every_weight_is_sharded_over_fsdp_and_tensor():
