@@ -55,7 +55,7 @@ def read_head(tree: Any, html: str) -> dict[str, Any]:
     meta = {"title": " ".join((tree.title or "").split())[:TITLE_CHARACTERS]}
     meta["html_lang"] = (root.getattr("lang") or "").strip()[:TITLE_CHARACTERS] if root is not None else ""
     if "license" in html or "LICENSE" in html:
-        links = tree.document.query_selector_all("a[rel~=license i], link[rel~=license i]")
+        links = tree.document.query_selector_all("a[rel~=license], link[rel~=license]")
         meta["license_link"] = next((link.getattr("href") for link in links if link.getattr("href")), "")
     return {key: value for key, value in meta.items() if value}
 

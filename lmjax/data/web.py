@@ -149,8 +149,7 @@ def next_record(window: Window, max_bytes: int) -> Iterator[bytes | Bad]:
         window.skip(size)
         return
     if not window.holds(size):
-        following = VERSION.search(window.bytes, head)
-        yield wrong_length(window, following.start()) if following else bad_segment("the record is cut short", window)
+        yield bad_segment("the record is cut short", window)
         return
     window.holds(size + len(OPENING) + 4)
     behind = bytes(window.bytes[size : size + len(OPENING) + 4])
@@ -235,7 +234,7 @@ def read_record(raw: bytes, max_bytes: int) -> Page | Bad | LeftOut:
         return LeftOut(f"http_{status}" if status and 100 <= status < 600 else "http_unknown")
     if len(data) > max_bytes:
         return Bad(f"the payload has more than {max_bytes} bytes", raw[:SHOWN_BYTES])
-    return to_page(record.headers, kind, declared, data)
+    return to_page(record.headers, declared, data)
 
 
 def payload(raw: bytes, record: Any, max_bytes: int) -> tuple[int | None, str, bytes]:
@@ -266,7 +265,7 @@ def read_all(reader: Any, most: int) -> bytes:
     return bytes(data)
 
 
-def to_page(headers: Any, kind: str, declared: str, data: bytes) -> Page | LeftOut:
+def to_page(headers: Any, declared: str, data: bytes) -> Page | LeftOut:
     """The document of a body."""
     from resiliparse.parse.encoding import detect_mime
 
@@ -279,8 +278,7 @@ def to_page(headers: Any, kind: str, declared: str, data: bytes) -> Page | LeftO
         return LeftOut(f"type_{main}" if main in MAIN_TYPES else "type_unknown")
     is_html = content_type in HTML_TYPES
     charset = re.search(r"charset\s{0,9}=[\s\"']{0,9}([\w:.-]{1,40})", declared, re.IGNORECASE)
-    label = "utf-8" if kind == "conversion" else charset and charset[1]
-    text, repaired = decode_page(data, label, is_html)
+    text, repaired = decode_page(data, charset and charset[1], is_html)
     meta = {"format": "html" if is_html else "text", "url": headers.get("WARC-Target-URI", "").strip("<>")}
     meta |= {"date": headers.get("WARC-Date", ""), "content_type": content_type}
     if headers.get("WARC-Truncated"):

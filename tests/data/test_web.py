@@ -152,6 +152,9 @@ def test_damage_costs_one_record(how, piece):
     bad = [item for item in found if isinstance(item, Bad)]
     good = [item + b"\r\n\r\n" for item in found if not isinstance(item, Bad)]
     assert len(bad) == 1 and bad[0].raw
+    assert (bad[0].why == "no WARC record begins here") == (
+        how not in ("length too long", "length far too long", "length too short", "cut")
+    )
     kept = [0, 1, 2, 3, 4, 5] if how == "garbage before" else [0, 1, 3, 4, 5]
     assert good == [GOOD[number] for number in kept]
 
@@ -178,6 +181,14 @@ def test_a_damaged_gzip_member_costs_its_own_record(tmp_path, seed):
     documents, counts, _ = read(tmp_path, b"".join(members), "a.warc.gz")
     assert ids(documents) == [str(number) for number in range(8) if number != hit] and counts.failed == 1
     assert all(document.text.encode() == body[int(document.id)] for document in documents)
+
+
+def test_a_gzip_signature_inside_a_damaged_member_opens_none(tmp_path):
+    inner = gzip.compress(b"hello " * 1000)
+    member = bytearray(gzip.compress(warc(1, b"<p>x" + inner * 3), 0))
+    member[12] ^= 0xFF  # the length of the stored block
+    documents, counts, _ = read(tmp_path, gzip.compress(GOOD[0]) + member + gzip.compress(GOOD[2]), "a.warc.gz")
+    assert ids(documents) == ["0", "2"] and counts.failed == 1
 
 
 def test_a_file_that_is_no_archive(tmp_path):
@@ -236,7 +247,15 @@ def test_a_long_line_fails_alone(tmp_path):
     lines = [b'{"text": "a"}', b'{"text": "' + b"x" * 3_000_000 + b'"}', b'{"text": "b"}']
     documents, counts, aside = read(tmp_path, b"\n".join(lines), "a.jsonl", max_bytes=1_000_000)
     assert [document.text for document in documents] == ["a", "b"] and counts.failed == 1
-    assert aside[0][0] == "a.jsonl:2" and aside[0][2].startswith(b'{"text": "xxx')
+    assert aside[0][0] == "a.jsonl:2" and "more than 1000000 bytes" in aside[0][1]
+    assert aside[0][2].startswith(b'{"text": "xxx')
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.html"])
+def test_a_large_file_fails(tmp_path, name):
+    documents, counts, aside = read(tmp_path, b"x" * 3000, name, max_bytes=1000)
+    assert (documents, counts.failed) == ([], 1) and "more than 1000 bytes" in aside[0][1]
+    assert read(tmp_path, b"x" * 1000, name, max_bytes=1000)[1].kept == 1
 
 
 def test_a_zstd_bomb_is_not_held(tmp_path):
