@@ -76,13 +76,13 @@ class Synthetic(MapStage):
     give_up_after: int = 50  # failed requests in a row end the run: the endpoint is down
 
     def __post_init__(self) -> None:
-        need((self.workdir is None) != (self.endpoint is None), "synthetic needs either workdir or endpoint")
+        need(self.workdir is None or self.endpoint is None, "synthetic needs either workdir or endpoint, not both")
         need(self.endpoint is None or self.model is not None, "synthetic: an endpoint needs model, its name there")
         url = urllib.parse.urlparse(self.endpoint or "http://x")
         need(url.scheme in ("http", "https") and bool(url.netloc), f"endpoint={self.endpoint!r} is no http(s) address")
         for name in ("template", "second_template"):
             value = getattr(self, name)
-            need(value is None or "text" in PLACEHOLDER.findall(value), f"{name}={value!r} must hold {{text}}")
+            need(not value or "text" in PLACEHOLDER.findall(value), f"{name}={value!r} must hold {{text}}")
         need(self.samples >= 1, f"samples={self.samples} must be at least 1")
         need(0 < self.share <= 1, f"share={self.share} must be in (0, 1]")
         need(self.temperature >= 0, f"temperature={self.temperature} must not be negative")
@@ -99,6 +99,8 @@ class Synthetic(MapStage):
 
     def files(self) -> Sequence[str]:
         """What the run says of itself."""
+        need(bool(self.workdir or self.endpoint), "synthetic needs a workdir or an endpoint: which model is to write?")
+        need(bool(self.template), "synthetic needs a template, which holds {text}")
         self.key()
         return [] if self.workdir is None else [str(run_file(self.workdir))]
 

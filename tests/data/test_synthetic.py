@@ -258,7 +258,8 @@ def test_what_an_endpoint_asks_to_wait():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({}, "either workdir or endpoint"),
+        ({}, "needs a workdir or an endpoint"),
+        ({"workdir": "x"}, "needs a template"),
         ({"endpoint": "http://x", "workdir": "y"}, "either workdir or endpoint"),
         ({"endpoint": "http://x", "template": "{text}"}, "needs model"),
         ({"endpoint": "ftp://x", "model": "m", "template": "{text}"}, "no http"),
@@ -268,7 +269,7 @@ def test_what_an_endpoint_asks_to_wait():
 )
 def test_mistakes_are_named(options, message):
     with pytest.raises(UserError, match=message):
-        Synthetic(**options)
+        Synthetic(**options).files()
 
 
 def test_workdirs_and_keys_that_are_none(tmp_path, monkeypatch):
@@ -279,22 +280,27 @@ def test_workdirs_and_keys_that_are_none(tmp_path, monkeypatch):
         stage_of("http://x", key_variable="NO_KEY").files()
 
 
-def test_a_run_of_ours_answers(line, tmp_path, monkeypatch):
+def test_a_run_of_ours_answers(tmp_path, monkeypatch):
     """A batch of which an answer is missing is asked anew as a whole, and says the same; one that is whole, not at all."""
+    import jax
+
     from lmjax import cli
     from lmjax import config as configs
     from lmjax import run as runs
+    from lmjax.model import decoder
+    from lmjax.tokenizers.byte import ByteTokenizer
     from lmjax.train.config import RunConfig
 
     values = {"model": {"vocab_size": 264, "num_layers": 1, "d_model": 16, "num_heads": 2, "max_length": 64}}
-    values |= {"data": {"seq_len": 16}, "train": {"steps": 2, "batch_size": 8}, "eval": {"rows": 8}}
-    values |= {"optim": {"warmup_steps": 1}}
-    for override in line.overrides():
-        configs.set_override(values, override)
-    runs.train(configs.build(RunConfig, values), tmp_path / "run")
+    values |= {"data": {"shards": ["x"]}, "tokenizer": "x", "train": {"steps": 200, "batch_size": 8}}
+    parts = runs.build_parts(configs.build(RunConfig, values))
+    model = runs.Model(parts, ByteTokenizer(), decoder.init(parts.config.model, jax.random.key(0)))
+    monkeypatch.setattr(runs, "load_model", lambda workdir, step, _: {"2": model}[str(step)])
+    (tmp_path / "run" / "checkpoints" / "2").mkdir(parents=True)
+    (tmp_path / "run" / "run.json").write_text("{}")
     commands = []
 
-    def here(command, **_):  # in this process: another one would compile for a minute
+    def here(command, **_):  # in this process, and without the training of a model
         commands.append(command)
         with contextlib.redirect_stdout(io.StringIO()) as out:
             code = cli.main(command[3:])
