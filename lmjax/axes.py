@@ -15,4 +15,4 @@ EXPERT = "expert"  # experts are split; around them, rows of the batch are, and 
 CONTEXT = "context"  # tokens of a row are split, and attention is a ring; parameters are whole
 TENSOR = "tensor"  # heads, MLP hidden and vocabulary are split
 
-MESH_AXES = (DATA, FSDP, EXPERT, TENSOR)
+MESH_AXES = (DATA, FSDP, EXPERT, CONTEXT, TENSOR)

@@ -36,6 +36,9 @@ class Rule(NamedTuple):
     prefix: int = 0  # the row's first tokens, which see one another
 
 
+CAUSAL = Rule()
+
+
 class Queries(NamedTuple):
     """Queries in blocks."""
 

@@ -29,6 +29,7 @@ from lmjax.config import need
 from lmjax.model.config import ModelConfig
 from lmjax.plan import params
 from lmjax.sharding import rules
+from lmjax.sharding.config import check_tokens_divide
 from lmjax.train.config import RunConfig
 
 FLOAT32_BYTES = 4
@@ -80,6 +81,10 @@ class Layout:
         """Shards of heads, hidden and vocabulary."""
         return self.sizes["tensor"]
 
+    def tokens(self, length: int) -> int:
+        """Tokens of a micro-batch on one device, from rows of `length`."""
+        return self.rows * length // self.sizes["context"]
+
     def shards(self, axes: tuple[str | None, ...], fsdp: bool) -> int:
         """Into how many pieces an array with these logical axes is cut."""
         return math.prod(rules.num_shards(axis, self.sizes) for axis in rules.spec(axes, fsdp))
@@ -96,6 +101,8 @@ def layout(config: RunConfig, num_devices: int) -> Layout:
             micro % replicas == 0,
             f"config.train: {micro} rows of a micro-batch do not divide over {batch_axes} = {replicas} devices",
         )
+    for length in (config.data.seq_len, *config.data.seq_lens):
+        check_tokens_divide(length, sizes["context"])
     check_divides(config.model, sizes)
     return Layout(sizes, config.mesh.zero, min(micros) // replicas)  # of the longest rows: they take most memory
 
@@ -195,14 +202,14 @@ def activation_bytes(config: RunConfig, where: Layout) -> int:
     one_layer = kept_for_backward(model, length, a, where.tensor, "none")
     around = (8 + 2 * a) * model.d_model
     weights = layer_weights(model) * a // where.tensor if model.remat == "none" else 0
-    return round(where.rows * length * (kept + one_layer + around)) + weights // fsdp_shards(where)
+    return round(where.tokens(length) * (kept + one_layer + around)) + weights // fsdp_shards(where)
 
 
 def loss_head_bytes(config: RunConfig, where: Layout) -> int:
     """Bytes on a device of one chunk's logits and their gradient, and of the output weights' gradient."""
-    tokens = where.rows * config.data.longest
-    chunks = min(config.data.longest, -(-tokens // config.train.loss_chunk))
-    chunk = where.rows * -(-config.data.longest // chunks)
+    length = config.data.longest // where.sizes["context"]
+    chunks = min(length, -(-where.rows * length // config.train.loss_chunk))
+    chunk = where.rows * -(-length // chunks)
     vocab = config.model.vocab_size // where.tensor
     return FLOAT32_BYTES * vocab * (2 * chunk + config.model.d_model)
 

@@ -17,6 +17,7 @@ class MeshConfig:
     tensor: int = 1  # shards of heads, MLP hidden and vocabulary
     zero: Literal[1, 2, 3] = 3  # what fsdp shards: optimizer state; with gradients; with parameters
     expert: int = 1  # shards of the experts (config.model.moe)
+    context: int = 1  # shards of each row's tokens, two chunks on each; attention is a ring
 
     def __post_init__(self):
         sizes = self.given
@@ -42,3 +43,11 @@ class MeshConfig:
             f"config.mesh: {shown or 'one device'} does not match {num_devices} device(s)",
         )
         return sizes
+
+
+def check_tokens_divide(length: int, shards: int) -> None:
+    """A `UserError` where rows of `length` tokens cannot be split over `context`."""
+    need(
+        shards == 1 or length % (2 * shards) == 0,
+        f"config.data.seq_len={length} does not divide by 2 × config.mesh.context={shards}: a device holds two chunks of a row",
+    )

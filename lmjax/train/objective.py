@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 
 from lmjax.model.dense import Dtypes
+from lmjax.sharding.context import split_tokens
 from lmjax.train.config import RunConfig
 from lmjax.train.loss import Sums, next_token_loss
 
@@ -24,5 +25,5 @@ OBJECTIVES: dict[str, Callable[[RunConfig, Dtypes], Loss]] = {"next_token": next
 
 
 def build_objective(config: RunConfig, types: Dtypes) -> Loss:
-    """The loss `(params, batch, key=…) → Sums` of the run."""
-    return OBJECTIVES[config.objective](config, types)
+    """The loss `(params, batch, key=…) → Sums` of the run; over `config.mesh.context` a device computes its tokens' part."""
+    return split_tokens(OBJECTIVES[config.objective](config, types))

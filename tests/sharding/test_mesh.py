@@ -15,9 +15,9 @@ from lmjax.sharding.config import MeshConfig
 
 
 def test_one_axis_takes_what_is_left():
-    assert MeshConfig(data=-1, fsdp=2, tensor=2).sizes(8) == (2, 2, 1, 2)
-    assert MeshConfig(data=1, fsdp=-1).sizes(8) == (1, 8, 1, 1)
-    assert MeshConfig(expert=4).sizes(8) == (2, 1, 4, 1)
+    assert MeshConfig(data=-1, fsdp=2, tensor=2).sizes(8) == (2, 2, 1, 1, 2)
+    assert MeshConfig(data=1, fsdp=-1).sizes(8) == (1, 8, 1, 1, 1)
+    assert MeshConfig(expert=4).sizes(8) == (2, 1, 4, 1, 1)
 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 1), (-1, 3, 1), (16, 1, 1), (2, 2, 1)])
