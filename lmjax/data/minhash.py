@@ -199,17 +199,7 @@ def print_hashes(prints: UInt64[np.ndarray, "N 1"], bits: int) -> UInt64[np.ndar
     return mix((prints & np.array(chosen, np.uint64)) ^ table)
 
 
-def num_tables(bits: int) -> int:
-    """How many tables `print_hashes` has."""
-    return len(list(itertools.combinations(range(bits + BIT_BLOCKS_LEFT), BIT_BLOCKS_LEFT)))
-
-
 # ---------------------------------------------------------------------------------------------------------------- alikeness
-
-
-def bottom(shingles: UInt64[np.ndarray, "S"], limit: int) -> UInt64[np.ndarray, "K"]:
-    """The least hashes of a set, which stand for all: a sample drawn alike in every text."""
-    return shingles[:limit]
 
 
 def jaccard(left: UInt64[np.ndarray, "S"], right: UInt64[np.ndarray, "T"], limit: int) -> float:

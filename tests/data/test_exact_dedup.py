@@ -116,6 +116,11 @@ def test_recurring_texts_stay(tmp_path, small):
     assert newest.ids == ["0", "3", "5", "6"]  # 4 January is no survivor: 1 January is more than 3 days from 6 January
 
 
+def test_an_undated_copy_stands_in_nobodys_way(tmp_path):
+    docs = documents(["happy new year"] * 3, date=["2024-01-03", None, "2024-01-01"])
+    assert run_global(ExactDedup(within_days=3.0), docs, tmp_path).ids == ["0", "1"]
+
+
 def test_dates():
     assert (
         days("1970-01-02")
