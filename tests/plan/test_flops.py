@@ -111,3 +111,12 @@ def test_the_compiler_counts_the_same(remat):
     if remat == "none":
         whole = flops.attention * (length - 1) / (length + 1)
         assert compiled_flops(model, 4, length, training=False) == pytest.approx(flops.forward + whole, rel=0.03)
+
+
+@pytest.mark.parametrize("seq_len", [3, 4, 33])
+def test_a_window_counts_the_keys_that_it_shows(seq_len):
+    model = ModelConfig(num_layers=5, sliding_window=4, layer_pattern=("local", "local", "global"))
+    local, whole = (sum(min(t, window) for t in range(1, seq_len + 1)) for window in (4, seq_len))
+    pairs = 4 * local + whole  # layers 0, 1, 3, 4 are local
+    flops = flops_per_token(model, seq_len)
+    assert seq_len * flops.attention == pytest.approx(4 * model.num_heads * model.dim_head * pairs)
