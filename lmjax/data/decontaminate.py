@@ -3,7 +3,8 @@
 An item and a document meet as sequences of words: lower case, without signs, white space and line breaks. They meet in
 `ngram` consecutive words (13: Brown et al. 2020, 2005.14165, appendix C), or, where an item is shorter, in all of its words. What
 is too short to be known again, or stands in too many items (a template: "Answer the following question …"), is not sought;
-the report names it.
+the report names it. What many documents share (a licence that an item quotes) cannot be known in one pass: it is found like
+the rest, and shows as an item of many `documents`.
 
 Windows of w words are found by a polynomial hash modulo 2^64, whatever w, from sums of prefixes:
 

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -301,7 +302,7 @@ def test_a_run_of_ours_answers(tmp_path, monkeypatch):
     commands = []
 
     def here(command, **_):  # in this process, and without the training of a model
-        commands.append(command)
+        commands.append(len(Path(command[command.index("--prompts") + 1]).read_text().splitlines()))
         with contextlib.redirect_stdout(io.StringIO()) as out:
             code = cli.main(command[3:])
         return subprocess.CompletedProcess(command, code, out.getvalue().encode(), b"")
@@ -313,9 +314,9 @@ def test_a_run_of_ours_answers(tmp_path, monkeypatch):
     assert counts["tally"]["synthetic"]["requested"] == 3 and kept[0] == documents(3)[0]
     new = [d for d in kept if d.meta.get("synthetic")]
     assert new and all(d.text.startswith(TEXT) and d.meta["model"].endswith("@2") for d in new)
-    assert judge(stage, documents(3), tmp_path / "stage")[0] == kept and len(commands) == 1
+    assert judge(stage, documents(3), tmp_path / "stage")[0] == kept and commands == [3]
     next((tmp_path / "stage" / "answers").rglob("*.json")).unlink()
-    assert judge(stage, documents(3), tmp_path / "stage")[0] == kept and len(commands) == 2
+    assert judge(stage, documents(3), tmp_path / "stage")[0] == kept and commands == [3, 3]
 
 
 def test_a_run_that_cannot_answer_says_why(tmp_path):
