@@ -36,6 +36,8 @@ class Mask:
 
     segments: Int[Array, "B T"] | None = None  # a query sees its own segment only
     query_places: Int[Array, "B T"] | None = None  # the slot of each query among the keys
+    # tokens that a query sees, itself included; none: all before it
+    window: int | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 def reference(
@@ -51,6 +53,8 @@ def reference(
     keys = jnp.arange(k.shape[1])
     places = jnp.arange(q.shape[1])[None] if mask.query_places is None else mask.query_places
     seen = keys[None, None] <= places[:, :, None]
+    if mask.window is not None:
+        seen &= keys[None, None] > places[:, :, None] - mask.window
     if mask.segments is not None:
         seen &= mask.segments[:, :, None] == mask.segments[:, None, :]
     scores = jnp.where(seen[:, None, None], scores, blockwise.NEVER)
@@ -69,6 +73,8 @@ def in_blocks(
     """Attention by blocks of `block` tokens, memory in proportion to T; queries and keys must be the same tokens."""
     if mask.query_places is not None:
         raise ValueError("blockwise attention takes queries and keys of the same tokens, not a cache")
+    if mask.window is not None:
+        raise ValueError("blockwise attention knows no window")
     return blockwise.attend(q, k, v, mask.segments, softcap, min(block, q.shape[1]))
 
 
@@ -135,8 +141,13 @@ class Attention(nnx.Module):
         mask: Mask,
         types: Dtypes,
         cache: LayerCache | None = None,
+        kind: str = "global",
     ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
-        """The branch's output, before the residual sum, and the cache with this call's keys and values written in."""
+        """The branch's output, before the residual sum, and the cache with this call's keys and values written in.
+
+        `kind` is the layer's in `config.pattern`: it decides the mask's window.
+        """
+        mask = dataclasses.replace(mask, window=self.config.window(kind))
         q, k, v = self.project(x, positions, types)
         if cache is not None:
             cache = cache.write(k, v, mask.query_places)

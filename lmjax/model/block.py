@@ -35,10 +35,14 @@ class Block(nnx.Module):
         types: Dtypes,
         key: PRNGKeyArray | None = None,
         cache: LayerCache | None = None,
+        kind: str = "global",
     ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
-        """The residual stream after the layer; `key` turns dropout on, `cache` is read and returned written."""
+        """The residual stream after the layer, which is of a `kind` in `config.pattern`.
+
+        `key` turns dropout on, `cache` is read and returned written.
+        """
         keys = (None, None) if key is None else jax.random.split(key)
-        branch, cache = self.attention(self.attention_norm(x), positions, mask, types, cache)
+        branch, cache = self.attention(self.attention_norm(x), positions, mask, types, cache, kind)
         x = x + dropout(checkpoint_name(branch, BRANCH), self.config.dropout, keys[0])
         branch = self.mlp(self.mlp_norm(x), types)
         x = x + dropout(checkpoint_name(branch, BRANCH), self.config.dropout, keys[1])

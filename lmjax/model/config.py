@@ -1,6 +1,7 @@
 """What a decoder is: chosen by fields, never by a model's name."""
 
 import dataclasses
+import itertools
 from typing import Literal
 
 from lmjax.config import free, need
@@ -32,6 +33,9 @@ class ModelConfig:
     scale_embeddings: bool = False  # multiply embeddings by sqrt(d_model)
     dropout: float = 0.0  # probability, on embeddings and on each residual branch
     qk_norm: bool = False  # RMS norm of queries and keys over the head dim, before positions
+    sliding_window: int | None = None  # tokens that a query of a local layer sees, itself included
+    layer_pattern: tuple[Literal["global", "local"], ...] = ()
+    # repeated over the layers; empty: all of one kind, local where there is a window
     attention_softcap: float | None = None  # c: scores become c tanh(scores / c)
     logit_softcap: float | None = None  # the same for the output logits
     init: Literal["normal", "scaled", "fan_in"] = "scaled"
@@ -54,6 +58,15 @@ class ModelConfig:
             self.num_heads % self.kv_heads == 0,
             f"config.model.num_heads={self.num_heads} does not divide by num_kv_heads={self.num_kv_heads}",
         )
+        windows = self.sliding_window is not None
+        need(
+            not windows or self.sliding_window >= 1,
+            f"config.model.sliding_window={self.sliding_window} must be positive",
+        )
+        need(
+            windows == ("local" in self.pattern),
+            f"config.model: sliding_window={self.sliding_window} does not go with layer_pattern={self.layer_pattern}",
+        )
         need(0.0 <= self.dropout < 1.0, f"config.model.dropout={self.dropout} must be in [0, 1)")
         need(self.position != "rope" or self.dim_head % 2 == 0, f"rope needs an even head_dim, not {self.dim_head}")
         need(self.norm == "layernorm" or not self.norm_bias, "config.model.norm_bias needs norm='layernorm'")
@@ -67,6 +80,20 @@ class ModelConfig:
     def dim_head(self) -> int:
         """H."""
         return self.head_dim or self.d_model // self.num_heads
+
+    @property
+    def pattern(self) -> tuple[str, ...]:
+        """The kinds of one period of layers."""
+        return self.layer_pattern or (("global",) if self.sliding_window is None else ("local",))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each layer."""
+        return tuple(itertools.islice(itertools.cycle(self.pattern), self.num_layers))
+
+    def window(self, kind: str) -> int | None:
+        """Tokens that a query of such a layer sees; none: all before it."""
+        return self.sliding_window if kind == "local" else None
 
     @property
     def gated(self) -> bool:

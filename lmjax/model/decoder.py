@@ -8,6 +8,7 @@ NNX modules define it; at every boundary parameters are a nested dict of float32
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -50,6 +51,37 @@ class Head(nnx.Module):
     def __init__(self, config: ModelConfig, init: Initializer):
         shape = (config.d_model, config.vocab_size)
         self.kernel = nnx.Param(init(shape, fan_in=config.d_model), axes=("embed", "vocab"))
+
+
+Layer = Callable[[Array, Any], tuple[Array, Any]]
+
+
+def scan_pattern(bodies: Sequence[Layer], x: Array, layers: Any, unroll: bool) -> tuple[Array, Any]:
+    """`jax.lax.scan` over stacked layers, whose bodies repeat: whole periods are scanned, the rest is written out."""
+    period, num_layers = len(bodies), jax.tree.leaves(layers)[0].shape[0]
+    periods = num_layers // period
+    if period == 1:
+        return jax.lax.scan(bodies[0], x, layers, unroll=num_layers if unroll else 1)
+
+    def run(x, layers):
+        """Up to a period of layers, one after another."""
+        # Unstacked and not indexed, whose gradients would be padded with zeros and added.
+        leaves, tree = jax.tree.flatten(layers)
+        outs = []
+        for body, *layer in zip(bodies, *map(jnp.unstack, leaves), strict=False):
+            x, out = body(x, tree.unflatten(layer))
+            outs.append(out)
+        return x, jax.tree.map(lambda *out: jnp.stack(out), *outs)
+
+    parts = jax.tree.map(lambda a: jnp.split(a, [periods * period]), layers)
+    whole, rest = (jax.tree.map(lambda _, a: a[i], layers, parts) for i in (0, 1))
+    whole = jax.tree.map(lambda a: a.reshape(periods, period, *a.shape[1:]), whole)
+    x, out = jax.lax.scan(run, x, whole, unroll=max(periods, 1) if unroll else 1)
+    out = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), out)
+    if num_layers % period == 0:
+        return x, out
+    x, last = run(x, rest)
+    return x, jax.tree.map(lambda *a: jnp.concatenate(a), out, last)
 
 
 class Decoder(nnx.Module):
@@ -97,14 +129,16 @@ class Decoder(nnx.Module):
         x = dropout(self.enter(tokens, positions, types), config.dropout, keys[0])
         graph, layers = nnx.split(self.layers)
 
-        def body(x, layer):
+        def body(kind, x, layer):
             weights, layer_key, layer_cache = layer
-            return nnx.merge(graph, weights)(x, positions, mask, types, layer_key, layer_cache)
+            return nnx.merge(graph, weights)(x, positions, mask, types, layer_key, layer_cache, kind)
 
+        bodies = {kind: functools.partial(body, kind) for kind in set(config.pattern)}
         if config.remat != "none" and cache is None:
-            body = jax.checkpoint(body, policy=REMAT_POLICIES[config.remat], prevent_cse=unroll)
+            remat = functools.partial(jax.checkpoint, policy=REMAT_POLICIES[config.remat], prevent_cse=unroll)
+            bodies = {kind: remat(one) for kind, one in bodies.items()}
         layer_keys = None if key is None else jax.random.split(keys[1], config.num_layers)
-        x, cache = jax.lax.scan(body, x, (layers, layer_keys, cache), unroll=config.num_layers if unroll else 1)
+        x, cache = scan_pattern([bodies[kind] for kind in config.pattern], x, (layers, layer_keys, cache), unroll)
         return self.final_norm(x), cache
 
 

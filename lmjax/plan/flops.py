@@ -4,6 +4,7 @@ Forward, for a token of a row of T tokens, over L layers:
 
     qkv        2 · D · K (G + 2) H
     attention  2 · 2 · N · H · (T + 1) / 2     scores and values; token t attends t keys, (T + 1) / 2 on average
+               2 · 2 · N · H · W (1 - (W - 1) / 2T)    with a window of W < T tokens: token t attends min(t, W) keys
     out        2 · N · H · D
     mlp        2 · M · D · F + 2 · F · D       M = 2 where gated, else 1
     head       2 · D · V, once                 tied or not; looking up an embedding multiplies nothing
@@ -52,14 +53,22 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> Flops:
     """FLOPs of one token in rows of `seq_len` tokens, averaged over the row."""
     width = model.num_heads * model.dim_head
     fused = (model.num_heads + 2 * model.kv_heads) * model.dim_head
+    keys = sum(keys_seen(seq_len, model.window(kind)) for kind in model.kinds)
     layer = {
         "qkv": 2 * model.d_model * fused,
-        "attention": 2 * 2 * width * (seq_len + 1) / 2,
+        "attention": 2 * 2 * width * keys / model.num_layers,
         "out": 2 * width * model.d_model,
         "mlp": 2 * (3 if model.gated else 2) * model.d_model * model.hidden,
     }
     parts = {name: float(model.num_layers * count) for name, count in layer.items()}
     return Flops(**parts, head=2.0 * model.d_model * model.vocab_size, recomputed=recomputed(model, parts))
+
+
+def keys_seen(seq_len: int, window: int | None) -> float:
+    """Keys that a token attends, averaged over a row of `seq_len`."""
+    if window is None or window >= seq_len:
+        return (seq_len + 1) / 2
+    return window * (1 - (window - 1) / (2 * seq_len))
 
 
 def recomputed(model: ModelConfig, parts: dict[str, float]) -> float:

@@ -67,6 +67,16 @@ def test_blockwise_gradients_equal_those_of_the_reference(length, softcap):
         np.testing.assert_allclose(ours, reference, atol=1e-5 * float(jnp.abs(reference).max()))
 
 
+@pytest.mark.parametrize("window", [1, 7, 40])
+def test_a_window_hides_what_is_before_it(window):
+    q, k, v = inputs(37)
+    out = attention.reference(q, k, v, Mask(window=window))
+    for last in (0, 5, 36):
+        start = max(0, last + 1 - window)
+        alone = oracle(*(x[:, start : last + 1] for x in (q, k, v)), None, None)
+        np.testing.assert_allclose(out[:, last], alone[:, -1], atol=2e-5)
+
+
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_documents_of_a_row_do_not_see_one_another(name):
     q, k, v = inputs(48)

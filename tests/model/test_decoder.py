@@ -28,6 +28,9 @@ VARIANTS = {
     "wide heads": {"head_dim": 16, "d_ff": 40, "rope_theta": 500.0},
     "fan-in": {"init": "fan_in"},
     "blockwise": {"attention": "blockwise", "attention_block": 8},
+    "windows": {"sliding_window": 5},
+    "pattern": {"sliding_window": 5, "layer_pattern": ("local", "global"), "dropout": 0.1},  # a period, and one over
+    "long pattern": {"sliding_window": 5, "layer_pattern": ("local",) * 4 + ("global",)},  # longer than the layers
 }  # fmt: skip
 
 
@@ -67,7 +70,7 @@ def np_rope(x, theta):
     return np.concatenate([turned.real, turned.imag], -1)
 
 
-def np_attention(config, x, w):
+def np_attention(config, x, w, kind):
     qkv = np.einsum("td,dkgh->tkgh", x, w["qkv"]) + (w["qkv_bias"] if config.attention_bias else 0)
     q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
     if config.qk_norm:
@@ -77,7 +80,9 @@ def np_attention(config, x, w):
     scores = np.einsum("tkgh,skh->kgts", q, k) / np.sqrt(config.dim_head)
     if config.attention_softcap:
         scores = config.attention_softcap * np.tanh(scores / config.attention_softcap)
-    scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
+    ones = np.ones(scores.shape[-2:], bool)
+    seen = np.tril(ones) & (np.triu(ones, 1 - config.sliding_window) if kind == "local" else ones)
+    scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = np.einsum("kgts,skh->tkgh", weights / weights.sum(-1, keepdims=True), v)
     return np.einsum("tkgh,kghd->td", mixed, w["out"]) + (w["out_bias"] if config.attention_bias else 0)
@@ -105,7 +110,8 @@ def np_logits(config, params, tokens):
         x = x + np.concatenate([np.sin(angle), np.cos(angle)], -1)
     for layer in range(config.num_layers):
         w = jax.tree.map(lambda a: a[layer], params["layers"])  # noqa: B023
-        x = x + np_attention(config, np_norm(config, x, w["attention_norm"]), w["attention"])
+        kind = config.kinds[layer]
+        x = x + np_attention(config, np_norm(config, x, w["attention_norm"]), w["attention"], kind)
         x = x + np_mlp(config, np_norm(config, x, w["mlp_norm"]), w["mlp"])
     x = np_norm(config, x, params["final_norm"])
     out = x @ (params["embed"]["token"].T if config.tie_embeddings else params["head"]["kernel"])
@@ -163,16 +169,18 @@ def test_rope_knows_distances_only():
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full", "block_outputs"])
 @pytest.mark.parametrize("scan", ["on", "off"])
-def test_scan_and_remat_change_neither_values_nor_gradients(scan, remat):
+@pytest.mark.parametrize("name", ["llama", "pattern"])
+def test_scan_and_remat_change_neither_values_nor_gradients(name, scan, remat):
     tokens, positions = rows()
-    params = disturbed(SMALL)
+    small = dataclasses.replace(variant(name), num_layers=5)
+    params, key = disturbed(small), jax.random.key(3)
 
     def value_and_grad(config):
-        return jax.value_and_grad(lambda p: jnp.mean(jnp.sin(logits(config, p, tokens, positions))))(params)
+        return jax.value_and_grad(lambda p: jnp.mean(jnp.sin(logits(config, p, tokens, positions, key=key))))(params)
 
-    plain = value_and_grad(dataclasses.replace(SMALL, scan="off", remat="none"))
-    other = value_and_grad(dataclasses.replace(SMALL, scan=scan, remat=remat))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), plain, other)
+    plain = value_and_grad(dataclasses.replace(small, scan="off", remat="none"))
+    other = value_and_grad(dataclasses.replace(small, scan=scan, remat=remat))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, other)
 
 
 @pytest.mark.parametrize("remat,kept", [("none", 1.0), ("dots", 0.75), ("full", 0.5)])
@@ -192,13 +200,15 @@ def test_remat_keeps_less_for_the_backward_pass(remat, kept):
 def test_compile_time_of_the_scan_does_not_grow_with_layers():
     """The program of 24 layers is as long as that of 3: one layer is compiled."""
 
-    def size(layers):
-        config = dataclasses.replace(SMALL, num_layers=layers, scan="on")
+    def size(layers, pattern=()):
+        window = 5 if pattern else None
+        config = dataclasses.replace(SMALL, num_layers=layers, scan="on", sliding_window=window, layer_pattern=pattern)
         tokens, positions = rows()
         abstract = jax.eval_shape(lambda: decoder.init(config, jax.random.key(0)))
         return len(jax.jit(lambda p: logits(config, p, tokens, positions)).lower(abstract).as_text().splitlines())
 
     assert size(24) == size(3)
+    assert size(24, ("local", "local", "global")) == size(6, ("local", "local", "global"))
 
 
 def test_dropout_needs_a_key_and_keeps_the_mean():
