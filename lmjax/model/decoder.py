@@ -66,15 +66,14 @@ def scan_pattern(bodies: Sequence[Layer], x: Array, layers: Any, unroll: bool) -
     def run(x, layers):
         """Up to a period of layers, one after another."""
         # Unstacked and not indexed, whose gradients would be padded with zeros and added.
-        leaves, tree = jax.tree.flatten(layers)
         outs = []
-        for body, *layer in zip(bodies, *map(jnp.unstack, leaves), strict=False):
+        for body, *layer in zip(bodies, *map(jnp.unstack, jax.tree.leaves(layers)), strict=False):
             x, out = body(x, tree.unflatten(layer))
             outs.append(out)
         return x, jax.tree.map(lambda *out: jnp.stack(out), *outs)
 
-    parts = jax.tree.map(lambda a: jnp.split(a, [periods * period]), layers)
-    whole, rest = (jax.tree.map(lambda _, a: a[i], layers, parts) for i in (0, 1))
+    leaves, tree = jax.tree.flatten(layers)
+    whole, rest = map(tree.unflatten, zip(*(jnp.split(a, [periods * period]) for a in leaves), strict=True))
     whole = jax.tree.map(lambda a: a.reshape(periods, period, *a.shape[1:]), whole)
     x, out = jax.lax.scan(run, x, whole, unroll=max(periods, 1) if unroll else 1)
     out = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), out)
