@@ -420,9 +420,8 @@ class C4(MapStage):
     def judge_lines(self, text: str, removed: collections.Counter) -> list[str] | Drop:
         """The lines that pass, or why the document does not."""
         cite = self.citations and "[" in text
-        whole = (
-            CITATION.sub("", text) if cite else text
-        ).lower()  # a rule whose sign is nowhere need not see the lines
+        # a rule whose sign is nowhere in the text need not see the lines
+        whole = (CITATION.sub("", text) if cite else text).lower()
         banned = [phrase for phrase in self.policy if phrase in whole]
         lorem, script = self.lorem_ipsum and "lorem ipsum" in whole, self.javascript and "javascript" in whole
         bracket, seek = self.curly_bracket and "{" in whole, bool(banned) or lorem or script

@@ -147,7 +147,9 @@ def test_encoded_data():
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
     assert encoded_runs(f'key = "{alphabet * 2}"') == [128]
     assert encoded_runs("=" * 80 + "\n" + "\n".join(["word", "other"] * 30)) == []
-    assert encoded_runs("\n".join("the quick brown fox jumps over a lazy dog".split() * 9)) == []  # a column of words
+    assert (
+        encoded_runs("\n".join(["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"] * 9)) == []
+    )  # a column of words
     assert encoded_runs("x = {0x12, 0xaB, " + "0x00, " * 8 + "}") == [60]
     assert encoded_runs("'" + "\\u00e9" * 8 + "' '" + "\\u00e9" * 7 + "'") == [48]
     long = 'x = """\n' + (alphabet + "\n") * 17 + '"""\n'
