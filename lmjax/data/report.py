@@ -8,6 +8,7 @@ id, because a person must see what a filter does.
 import datetime
 import itertools
 import json
+import os
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -316,14 +317,14 @@ def samples(title: str, found: Sequence[Sequence[Any]]) -> str:
 # ----------------------------------------------------------------------------------------------------------------- explain
 
 
-def explain(out: Path, name: str) -> Iterator[str]:
+def explain(out: os.PathLike | str, name: str) -> Iterator[str]:
     """What happened to the documents of an id, line by line.
 
     Raises:
       UserError: the folder holds no finished preparation, or no document of that id was seen.
     """
+    out, found = Path(out), False
     manifest = read_manifest(out, "prepare")
-    found = False
     for file in manifest.content["files"]:
         kind, _, _ = file.rpartition("/")
         if kind == "events":
