@@ -107,20 +107,24 @@ class Attention(nnx.Module):
             init((kv_heads, group, dim, width), fan_in=config.num_heads * dim, residual=True),
             axes=("kv_heads", None, None, "embed"),
         )
-        if config.attention_bias:
+        if config.attention_bias or config.qkv_bias:
             self.qkv_bias = nnx.Param(jnp.zeros((kv_heads, group + 2, dim)), axes=("kv_heads", None, None))
+        if config.attention_bias:
             self.out_bias = nnx.Param(jnp.zeros(width), axes=("norm",))
-        if config.qk_norm:
+        if config.qk_norm_heads:
+            self.q_norm = nnx.Param(jnp.ones((kv_heads, group, dim)), axes=("kv_heads", None, None))
+            self.k_norm = nnx.Param(jnp.ones((kv_heads, dim)), axes=("kv_heads", None))
+        elif config.qk_norm:
             self.q_norm = nnx.Param(jnp.ones(dim), axes=("norm",))
             self.k_norm = nnx.Param(jnp.ones(dim), axes=("norm",))
 
     def project(
-        self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], types: Dtypes
+        self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], types: Dtypes, kind: str
     ) -> tuple[Array, Array, Array]:
-        """Queries [B T K G H], keys and values [B T K H], normalized and rotated as the config says."""
+        """Queries [B T K G H], keys and values [B T K H], normalized and rotated as the config says of layers of this kind."""
         config = self.config
         qkv = dense(x, self.qkv[...], types)
-        qkv = qkv + self.qkv_bias[...].astype(qkv.dtype) if config.attention_bias else qkv
+        qkv = qkv + self.qkv_bias[...].astype(qkv.dtype) if config.attention_bias or config.qkv_bias else qkv
         qkv = constrain(qkv, "batch", None, "kv_heads", None, None)
         group = config.num_heads // config.kv_heads
         # A split and not three slices, whose gradients would be padded with zeros and added.
@@ -130,8 +134,12 @@ class Attention(nnx.Module):
             q = rms_normalize(q, self.q_norm[...], config.norm_epsilon)
             k = rms_normalize(k, self.k_norm[...], config.norm_epsilon)
         if config.position == "rope":
-            cos, sin = rope.angles(positions, config.dim_head, config.rope_theta)
+            local = kind == "local" and config.rope_local_theta is not None
+            theta, scaling = (config.rope_local_theta, None) if local else (config.rope_theta, config.rope_scaling)
+            cos, sin = rope.angles(positions, config.dim_head, theta, scaling)
             q, k = rope.rotate(q, cos, sin), rope.rotate(k, cos, sin)
+        if config.score_dim is not None:
+            q = q * math.sqrt(config.dim_head / config.score_dim)  # attention divides by sqrt(H)
         return q, k, v
 
     def __call__(
@@ -148,7 +156,7 @@ class Attention(nnx.Module):
         `kind` is the layer's in `config.pattern`: it decides the mask's window.
         """
         mask = dataclasses.replace(mask, window=self.config.window(kind))
-        q, k, v = self.project(x, positions, types)
+        q, k, v = self.project(x, positions, types, kind)
         if cache is not None:
             cache = cache.write(k, v, mask.query_places)
             k, v = cache.keys, cache.values

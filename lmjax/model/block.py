@@ -1,4 +1,6 @@
-"""One layer, pre-norm: x + attention(norm(x)), then x + mlp(norm(x))."""
+"""One layer: x + attention(norm(x)), then x + mlp(norm(x)).
+
+`config.block` says where the norms are: before each branch, after it (x + norm(attention(x))), or both."""
 
 import jax
 from flax import nnx
@@ -17,14 +19,22 @@ from lmjax.sharding.mesh import constrain
 BRANCH = "branch_output"  # the name by which remat "block_outputs" keeps them
 
 
+def normed(norm: Norm | None, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """norm(x), where there is one."""
+    return x if norm is None else norm(x)
+
+
 class Block(nnx.Module):
     """Attention and MLP around the residual stream."""
 
     def __init__(self, config: ModelConfig, init: Initializer):
         self.config = config
-        self.attention_norm = Norm(config)
+        before, after = config.block != "post", config.block != "pre"
+        self.attention_norm = Norm(config) if before else None
         self.attention = Attention(config, init)
-        self.mlp_norm = Norm(config)
+        self.attention_post_norm = Norm(config) if after else None
+        self.mlp_norm = Norm(config) if before else None
+        self.mlp_post_norm = Norm(config) if after else None
         self.mlp = Mlp(config, init)
 
     def __call__(
@@ -42,8 +52,10 @@ class Block(nnx.Module):
         `key` turns dropout on, `cache` is read and returned written.
         """
         keys = (None, None) if key is None else jax.random.split(key)
-        branch, cache = self.attention(self.attention_norm(x), positions, mask, types, cache, kind)
-        x = x + dropout(checkpoint_name(branch, BRANCH), self.config.dropout, keys[0])
-        branch = self.mlp(self.mlp_norm(x), types)
-        x = x + dropout(checkpoint_name(branch, BRANCH), self.config.dropout, keys[1])
+        branch, cache = self.attention(normed(self.attention_norm, x), positions, mask, types, cache, kind)
+        branch = normed(self.attention_post_norm, checkpoint_name(branch, BRANCH))
+        x = x + dropout(branch, self.config.dropout, keys[0])
+        branch = self.mlp(normed(self.mlp_norm, x), types)
+        branch = normed(self.mlp_post_norm, checkpoint_name(branch, BRANCH))
+        x = x + dropout(branch, self.config.dropout, keys[1])
         return constrain(x, "batch", None, None), cache

@@ -8,8 +8,30 @@ from lmjax.config import free, need
 
 
 @dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """Slower rotary angles, so that rows longer than those of pre-training turn no further than they did."""
+
+    kind: Literal["linear", "llama3", "yarn"] = "yarn"
+    # linear: all by factor. llama3, yarn: short wavelengths stay, long ones by factor, a ramp between
+    factor: float = 1.0  # of the length, at least 1
+    original_length: int = 8192  # tokens of pre-training; not for linear
+    low_freq_factor: float = 1.0  # llama3: wavelengths above original_length / this are slowed by the whole factor
+    high_freq_factor: float = 4.0  # llama3: wavelengths below original_length / this stay
+    beta_fast: float = 32.0  # yarn: dims that turn more often than this over original_length stay
+    beta_slow: float = 1.0  # yarn: dims that turn less often than this are slowed by the whole factor
+    attention_factor: float | None = None  # yarn: multiplies queries and keys; none: 0.1 ln(factor) + 1
+
+    def __post_init__(self):
+        need(self.factor >= 1, f"config.model.rope_scaling.factor={self.factor} must be at least 1")
+        need(
+            self.low_freq_factor < self.high_freq_factor and self.beta_slow < self.beta_fast,
+            "config.model.rope_scaling: low_freq_factor < high_freq_factor and beta_slow < beta_fast must hold",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer, pre-norm."""
+    """A decoder-only transformer."""
 
     vocab_size: int = 4096  # ids; at least the tokenizer's, larger to divide well over devices
     num_layers: int = 4
@@ -25,14 +47,21 @@ class ModelConfig:
     norm_epsilon: float = 1e-6
     position: Literal["rope", "learned", "sinusoidal", "none"] = "rope"
     rope_theta: float = 10_000.0  # base wavelength of the rotary angles
+    rope_local_theta: float | None = None  # of local layers, which are then not scaled; none: as the others
+    rope_scaling: RopeScaling | None = None
     max_length: int = 2048  # tokens; rows of learned positions, and the longest sequence that generation accepts
+    block: Literal["pre", "post", "sandwich"] = "pre"
+    # norms: of each branch's input; of its output, before the sum (OLMo 2); of both (Gemma 2)
     attention_bias: bool = False  # biases of the query, key, value and output products
+    qkv_bias: bool = False  # of the query, key and value products alone (Qwen 2)
     mlp_bias: bool = False
     norm_bias: bool = False  # layernorm only
     tie_embeddings: bool = True  # the output product reuses the token embedding
     scale_embeddings: bool = False  # multiply embeddings by sqrt(d_model)
     dropout: float = 0.0  # probability, on embeddings and on each residual branch
     qk_norm: bool = False  # RMS norm of queries and keys over the head dim, before positions
+    qk_norm_heads: bool = False  # over all heads together instead (OLMo 2)
+    score_dim: int | None = None  # d: scores are q · k / sqrt(d); none: head_dim
     sliding_window: int | None = None  # tokens that a query of a local layer sees, itself included
     layer_pattern: tuple[Literal["global", "local"], ...] = ()
     # repeated over the layers; empty: all of one kind, local where there is a window
@@ -69,6 +98,11 @@ class ModelConfig:
         )
         need(0.0 <= self.dropout < 1.0, f"config.model.dropout={self.dropout} must be in [0, 1)")
         need(self.position != "rope" or self.dim_head % 2 == 0, f"rope needs an even head_dim, not {self.dim_head}")
+        need(self.position == "rope" or not (self.rope_scaling or self.rope_local_theta), "rope_… needs position='rope'")
+        need(self.qk_norm or not self.qk_norm_heads, "config.model.qk_norm_heads needs qk_norm")
+        need(
+            not (self.attention_bias and self.qkv_bias), "config.model: attention_bias holds what qkv_bias would add"
+        )
         need(self.norm == "layernorm" or not self.norm_bias, "config.model.norm_bias needs norm='layernorm'")
 
     @property

@@ -105,7 +105,8 @@ class Decoder(nnx.Module):
         config = self.config
         # Rows are looked up in a table whose D is whole: a lookup in a table cut along D is not partitioned by the batch.
         x = constrain(self.embed.token[...], "vocab", None)[tokens]
-        x = x * math.sqrt(config.d_model) if config.scale_embeddings else x
+        if config.scale_embeddings:  # by the root as an activation, rounded: Gemma was trained so
+            x = x.astype(types.activation) * jnp.asarray(math.sqrt(config.d_model), types.activation)
         if config.position == "learned":
             x = x + self.embed.position[...][positions]
         elif config.position == "sinusoidal":

@@ -11,10 +11,13 @@ from jaxtyping import Array, Float
 from lmjax.model.config import ModelConfig
 
 
-def rms_normalize(x: Float[Array, "*dims H"], scale: Float[Array, "H"], epsilon: float) -> Float[Array, "*dims H"]:
-    """RMS norm over the last dim; statistics in float32, the result in x's dtype."""
+def rms_normalize(
+    x: Float[Array, "*dims"], scale: Float[Array, "*normed"], epsilon: float
+) -> Float[Array, "*dims"]:
+    """RMS norm over the last dims, those of `scale`; statistics in float32, the result in x's dtype."""
     wide = x.astype(jnp.float32)
-    inverse = jnp.reciprocal(jnp.sqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon))
+    dims = tuple(range(-scale.ndim, 0))
+    inverse = jnp.reciprocal(jnp.sqrt(jnp.mean(wide * wide, axis=dims, keepdims=True) + epsilon))
     return (wide * inverse * scale).astype(x.dtype)
 
 

@@ -173,10 +173,10 @@ def kept_for_backward(model: ModelConfig, seq_len: int, a: int, tensor: int, rem
     if remat == "full":
         return float(a * width)
     if remat == "block_outputs":
-        return float(2 * a * width)
+        return float((2 if model.block == "pre" else 3) * a * width)  # a norm after the MLP needs its output
     if remat == "dots":
         return 2 * a * width + a * (queries + 2 * keys) + (2 if model.gated else 1) * a * hidden
-    norms = 16 * width + 2 * a * width + (8 * (queries + keys) if model.qk_norm else 0)
+    norms = (32 if model.block == "sandwich" else 16) * width + 2 * a * width + (8 * (queries + keys) if model.qk_norm else 0)
     dropout = 2 * width if model.dropout else 0  # a boolean mask on each branch
     return norms + dropout + MLP_ARRAYS[model.activation](a) * hidden + attention_keeps(model, seq_len, a, tensor)
 

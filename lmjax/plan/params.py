@@ -25,8 +25,10 @@ def parameter_dims(model: ModelConfig) -> dict[str, str]:
     dims = {"embed/token": "V D"}
     if model.position == "learned":
         dims["embed/position"] = "S D"
-    dims |= norm_dims(model, "layers/attention_norm", "L D") | attention_dims(model)
-    dims |= norm_dims(model, "layers/mlp_norm", "L D") | mlp_dims(model)
+    norms = {"pre": ("norm",), "post": ("post_norm",), "sandwich": ("norm", "post_norm")}[model.block]
+    for path in (f"layers/{branch}_{norm}" for branch in ("attention", "mlp") for norm in norms):
+        dims |= norm_dims(model, path, "L D")
+    dims |= attention_dims(model) | mlp_dims(model)
     dims |= norm_dims(model, "final_norm", "D")
     if not model.tie_embeddings:
         dims["head/kernel"] = "D V"
@@ -41,9 +43,13 @@ def norm_dims(model: ModelConfig, path: str, dims: str) -> dict[str, str]:
 def attention_dims(model: ModelConfig) -> dict[str, str]:
     """The fused query, key and value product, the output product, and what the config adds."""
     dims = {"layers/attention/qkv": "L D K P H", "layers/attention/out": "L K G H D"}
+    if model.attention_bias or model.qkv_bias:
+        dims["layers/attention/qkv_bias"] = "L K P H"
     if model.attention_bias:
-        dims |= {"layers/attention/qkv_bias": "L K P H", "layers/attention/out_bias": "L D"}
-    if model.qk_norm:
+        dims["layers/attention/out_bias"] = "L D"
+    if model.qk_norm_heads:
+        dims |= {"layers/attention/q_norm": "L K G H", "layers/attention/k_norm": "L K H"}
+    elif model.qk_norm:
         dims |= {"layers/attention/q_norm": "L H", "layers/attention/k_norm": "L H"}
     return dims
 

@@ -9,7 +9,7 @@ import pytest
 
 from lmjax.model import decoder
 from lmjax.model.attention import Mask
-from lmjax.model.config import ModelConfig
+from lmjax.model.config import ModelConfig, RopeScaling
 from lmjax.model.dense import dtypes
 
 FLOAT32 = dtypes("float32", "cpu")
@@ -29,6 +29,13 @@ VARIANTS = {
     "fan-in": {"init": "fan_in"},
     "blockwise": {"attention": "blockwise", "attention_block": 8},
     "windows": {"sliding_window": 5},
+    "post-norm, norm over heads": {"block": "post", "qk_norm": True, "qk_norm_heads": True},
+    "sandwich, two thetas": {
+        "block": "sandwich", "score_dim": 5, "rope_local_theta": 100.0, "sliding_window": 7, "qkv_bias": True,
+        "layer_pattern": ("local", "local", "global"), "rope_scaling": RopeScaling("linear", 4.0),
+    },
+    "llama3 rope": {"rope_scaling": RopeScaling("llama3", 8.0, original_length=16)},
+    "yarn": {"rope_scaling": RopeScaling("yarn", 4.0, original_length=64, beta_fast=8.0)},
     "pattern": {"sliding_window": 5, "layer_pattern": ("local", "global"), "dropout": 0.1},  # a period, and one over
     "long pattern": {"sliding_window": 5, "layer_pattern": ("local",) * 4 + ("global",)},  # longer than the layers
 }  # fmt: skip
@@ -59,25 +66,49 @@ def np_norm(config, x, weights):
 
 
 def np_rms(x, scale, epsilon):
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * scale
+    dims = tuple(range(-scale.ndim, 0))
+    return x / np.sqrt((x * x).mean(dims, keepdims=True) + epsilon) * scale
 
 
-def np_rope(x, theta):
+def np_slowed(scaling, wavelength, half, theta):
+    """Share of the angle that one frequency keeps, by the papers' words."""
+    if scaling is None:
+        return 1.0
+    ratio = scaling.original_length / wavelength  # turns over the rows of pre-training
+    if scaling.kind == "linear":
+        kept = 0.0
+    elif scaling.kind == "llama3":
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        kept = 1.0 if ratio > high else 0.0 if ratio < low else (ratio - low) / (high - low)
+    else:
+        place = lambda turns: half * np.log(scaling.original_length / (2 * np.pi * turns)) / np.log(theta)  # noqa: E731
+        first, last = max(np.floor(place(scaling.beta_fast)), 0), np.ceil(place(scaling.beta_slow))
+        pair = half * np.log(wavelength / (2 * np.pi)) / np.log(theta)
+        kept = 1 - min(max((pair - first) / (last - first), 0.0), 1.0)
+    return kept + (1 - kept) / scaling.factor
+
+
+def np_rope(config, x, kind):
     """Pairs (i, i + H/2) as complex numbers, turned by position · theta^(-2i/H)."""
-    half = x.shape[-1] // 2
-    turn = np.exp(1j * np.arange(len(x))[:, None] * theta ** (-np.arange(half) / half))
+    theta, scaling, half = config.rope_theta, config.rope_scaling, x.shape[-1] // 2
+    if kind == "local" and config.rope_local_theta:
+        theta, scaling = config.rope_local_theta, None
+    frequency = theta ** (-np.arange(half) / half)
+    frequency *= [np_slowed(scaling, 2 * np.pi / f, half, theta) for f in frequency]
+    turn = np.exp(1j * np.arange(len(x))[:, None] * frequency)
     turned = (x[..., :half] + 1j * x[..., half:]) * turn.reshape(len(x), *(1,) * (x.ndim - 2), half)
-    return np.concatenate([turned.real, turned.imag], -1)
+    length = 0.1 * np.log(scaling.factor) + 1 if scaling and scaling.kind == "yarn" else 1.0
+    return length * np.concatenate([turned.real, turned.imag], -1)
 
 
 def np_attention(config, x, w, kind):
-    qkv = np.einsum("td,dkgh->tkgh", x, w["qkv"]) + (w["qkv_bias"] if config.attention_bias else 0)
+    qkv = np.einsum("td,dkgh->tkgh", x, w["qkv"]) + w.get("qkv_bias", 0)
     q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
     if config.qk_norm:
         q, k = np_rms(q, w["q_norm"], config.norm_epsilon), np_rms(k, w["k_norm"], config.norm_epsilon)
     if config.position == "rope":
-        q, k = np_rope(q, config.rope_theta), np_rope(k, config.rope_theta)
-    scores = np.einsum("tkgh,skh->kgts", q, k) / np.sqrt(config.dim_head)
+        q, k = np_rope(config, q, kind), np_rope(config, k, kind)
+    scores = np.einsum("tkgh,skh->kgts", q, k) / np.sqrt(config.score_dim or config.dim_head)
     if config.attention_softcap:
         scores = config.attention_softcap * np.tanh(scores / config.attention_softcap)
     ones = np.ones(scores.shape[-2:], bool)
@@ -85,7 +116,7 @@ def np_attention(config, x, w, kind):
     scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = np.einsum("kgts,skh->tkgh", weights / weights.sum(-1, keepdims=True), v)
-    return np.einsum("tkgh,kghd->td", mixed, w["out"]) + (w["out_bias"] if config.attention_bias else 0)
+    return np.einsum("tkgh,kghd->td", mixed, w["out"]) + w.get("out_bias", 0)
 
 
 def np_mlp(config, x, w):
@@ -111,8 +142,10 @@ def np_logits(config, params, tokens):
     for layer in range(config.num_layers):
         w = jax.tree.map(lambda a: a[layer], params["layers"])  # noqa: B023
         kind = config.kinds[layer]
-        x = x + np_attention(config, np_norm(config, x, w["attention_norm"]), w["attention"], kind)
-        x = x + np_mlp(config, np_norm(config, x, w["mlp_norm"]), w["mlp"])
+        norm = lambda name, x: np_norm(config, x, w[name]) if name in w else x  # noqa: B023, E731
+        out = np_attention(config, norm("attention_norm", x), w["attention"], kind)
+        x = x + norm("attention_post_norm", out)
+        x = x + norm("mlp_post_norm", np_mlp(config, norm("mlp_norm", x), w["mlp"]))
     x = np_norm(config, x, params["final_norm"])
     out = x @ (params["embed"]["token"].T if config.tie_embeddings else params["head"]["kernel"])
     return config.logit_softcap * np.tanh(out / config.logit_softcap) if config.logit_softcap else out
