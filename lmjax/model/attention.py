@@ -4,6 +4,7 @@
 
 `reference` is the plain form. `blockwise` never holds T × T scores: it visits the pairs of blocks that the mask can touch,
 with a running softmax, and recomputes them in the backward pass (Rabe & Staats, 2021, 2112.05682; Dao et al., 2022, 2205.14135).
+`splash` is its like on a TPU, `cudnn` on a GPU. Where a row's tokens are split over devices, `ring` joins their blocks.
 An implementation that cannot honour a part of the mask refuses it.
 """
 
@@ -17,19 +18,22 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from lmjax.model import blockwise, rope
+from lmjax.axes import CONTEXT
+from lmjax.config import need
+from lmjax.model import blockwise, cudnn, ring, rope, splash
+from lmjax.model.blockwise import CAUSAL, Rule
 from lmjax.model.cache import LayerCache
 from lmjax.model.config import ModelConfig
 from lmjax.model.dense import Dtypes, dense
 from lmjax.model.initialize import Initializer
 from lmjax.model.norm import rms_normalize
-from lmjax.sharding.mesh import constrain
+from lmjax.sharding.mesh import constrain, is_manual
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Which keys a query sees: all conditions hold together. Key j is never after query i.
+    """Which keys a query sees: all conditions hold together. Key j is never after query i, but for a prefix.
 
     Without `query_places`, queries and keys are the same tokens. With them, keys are the slots of a cache.
     """
@@ -38,6 +42,8 @@ class Mask:
     query_places: Int[Array, "B T"] | None = None  # the slot of each query among the keys
     # tokens that a query sees, itself included; none: all before it
     window: int | None = dataclasses.field(default=None, metadata={"static": True})
+    # tokens at the row's start that see one another whatever the order and the window
+    prefix: int = dataclasses.field(default=0, metadata={"static": True})
 
 
 def reference(
@@ -52,9 +58,7 @@ def reference(
     scores = blockwise.soft_cap(scores, softcap)
     keys = jnp.arange(k.shape[1])
     places = jnp.arange(q.shape[1])[None] if mask.query_places is None else mask.query_places
-    seen = keys[None, None] <= places[:, :, None]
-    if mask.window is not None:
-        seen &= keys[None, None] > places[:, :, None] - mask.window
+    seen = blockwise.visible(places[:, :, None], keys[None, None], mask.window, mask.prefix)
     if mask.segments is not None:
         seen &= mask.segments[:, :, None] == mask.segments[:, None, :]
     scores = jnp.where(seen[:, None, None], scores, blockwise.NEVER)
@@ -71,23 +75,117 @@ def in_blocks(
     block: int = 128,
 ) -> Float[Array, "B T K G H"]:
     """Attention by blocks of `block` tokens, memory in proportion to T; queries and keys must be the same tokens."""
+    refuse_a_cache("blockwise", mask)
+    return blockwise.attend(q, k, v, mask.segments, softcap, min(block, q.shape[1]), mask.window, mask.prefix)
+
+
+def by_splash(
+    q: Float[Array, "B T K G H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    mask: Mask,
+    softcap: float | None = None,
+) -> Float[Array, "B T K G H"]:
+    """Attention by the TPU's kernel; no prefix, rows of a multiple of 128."""
+    refuse_a_cache("splash", mask)
+    rule = Rule(softcap, mask.window, mask.prefix)
+    refuse("splash", splash.lacks(q.shape[1], rule))
+    return splash.attend(q, k, v, mask.segments, rule)
+
+
+def by_cudnn(
+    q: Float[Array, "B T K G H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    mask: Mask,
+    softcap: float | None = None,
+) -> Float[Array, "B T K G H"]:
+    """Attention by cuDNN's kernel; half precision, no soft-cap."""
+    refuse_a_cache("cudnn", mask)
+    rule = Rule(softcap, mask.window, mask.prefix)
+    refuse("cudnn", cudnn.lacks(q.shape[1], q.shape[-1], q.dtype, rule))
+    return cudnn.attend(q, k, v, mask.segments, rule)
+
+
+def in_a_ring(
+    q: Float[Array, "B T K G H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    mask: Mask,
+    softcap: float | None = None,
+    block: int = 128,
+) -> Float[Array, "B T K G H"]:
+    """Attention of this device's tokens over rows that are split over `context`; see `lmjax.sharding.context`."""
+    refuse_a_cache("ring", mask)
+    return ring.attend(q, k, v, mask.segments, Rule(softcap, mask.window, mask.prefix), block)
+
+
+def refuse(name: str, lacks: str | None) -> None:
+    """A `UserError` where an implementation lacks something."""
+    need(lacks is None, f"config.model.attention={name!r} cannot do {lacks}; auto, blockwise and reference can")
+
+
+def refuse_a_cache(name: str, mask: Mask) -> None:
+    """For implementations whose queries and keys are the same tokens."""
     if mask.query_places is not None:
-        raise ValueError("blockwise attention takes queries and keys of the same tokens, not a cache")
-    if mask.window is not None:
-        raise ValueError("blockwise attention knows no window")
-    return blockwise.attend(q, k, v, mask.segments, softcap, min(block, q.shape[1]))
+        raise ValueError(f"{name} attention takes queries and keys of the same tokens, not a cache")
 
 
-IMPLEMENTATIONS: dict[str, Callable] = {"reference": reference, "blockwise": in_blocks}
+IMPLEMENTATIONS: dict[str, Callable] = {
+    "reference": reference, "blockwise": in_blocks, "splash": by_splash, "cudnn": by_cudnn,
+}  # fmt: skip
+FLOAT32 = jnp.dtype("float32")
+PLATFORMS = {"splash": "tpu", "cudnn": "gpu"}  # the others run anywhere
 
 
-def choose(config: ModelConfig, length: int, cached: bool) -> Callable:
-    """The implementation for rows of `length` tokens, by `config.attention`."""
-    name = config.attention
+def check_platform(config: ModelConfig, platform: str) -> None:
+    """A `UserError` for a kernel of another platform ("cpu", "gpu", "tpu")."""
+    needed = PLATFORMS.get(config.attention, platform)
+    need(
+        needed == platform,
+        f"config.model.attention={config.attention!r} runs on a {needed}, not on this {platform}; auto fits",
+    )
+
+
+def chosen(
+    config: ModelConfig, length: int, dtype: jnp.dtype = FLOAT32, rule: Rule = CAUSAL, platform: str = "cpu"
+) -> str:
+    """The name of the implementation for rows of `length` tokens: `config.attention`, or by length, platform and mask."""
+    if config.attention != "auto":
+        return config.attention
+    if length <= config.attention_block:
+        return "reference"
+    if platform == "tpu" and splash.lacks(length, rule) is None:
+        return "splash"
+    if platform == "gpu" and length <= cudnn.LONGEST and cudnn.lacks(length, config.dim_head, dtype, rule) is None:
+        return "cudnn"
+    return "blockwise"
+
+
+def describe(config: ModelConfig, length: int, dtype: jnp.dtype, platform: str, context: int = 1) -> str:
+    """What attends in the layers of a run, each kind by its name, for its log."""
+    names = {}
+    for kind in config.pattern:
+        rule = Rule(config.attention_softcap, config.window(kind))
+        names[kind] = f"{kind} {'ring' if context > 1 else chosen(config, length, dtype, rule, platform)}"
+    return f"attention of {length} tokens ({config.attention}, on {platform}): {', '.join(names.values())}"
+
+
+def choose(
+    config: ModelConfig, length: int, cached: bool, dtype: jnp.dtype = FLOAT32, rule: Rule = CAUSAL
+) -> Callable:
+    """The implementation for rows of `length` tokens, by `config.attention`, where it runs and what it must honour."""
     if cached:
-        name = "reference"  # a cache is read by a few queries: T × S is small
-    elif name == "auto":
-        name = "blockwise" if length > config.attention_block else "reference"
+        return reference  # a cache is read by a few queries: T × S is small
+    if is_manual(CONTEXT):
+        # The length is a device's part: even a short one needs the others' keys.
+        need(
+            config.attention in ("auto", "blockwise"),
+            f"config.model.attention={config.attention!r} does not see the tokens that config.mesh.context puts on other "
+            "devices; auto and blockwise do",
+        )
+        return functools.partial(in_a_ring, block=config.attention_block)
+    name = chosen(config, length, dtype, rule, jax.default_backend())
     implementation = IMPLEMENTATIONS[name]
     return functools.partial(implementation, block=config.attention_block) if name == "blockwise" else implementation
 
@@ -160,7 +258,8 @@ class Attention(nnx.Module):
         if cache is not None:
             cache = cache.write(k, v, mask.query_places)
             k, v = cache.keys, cache.values
-        attend = choose(self.config, x.shape[1], cache is not None)
+        rule = Rule(self.config.attention_softcap, mask.window, mask.prefix)
+        attend = choose(self.config, x.shape[1], cache is not None, q.dtype, rule)
         mixed = attend(q, k.astype(q.dtype), v.astype(q.dtype), mask, self.config.attention_softcap)
         out = dense(mixed, self.out[...], types, in_dims=3)
         return (out + self.out_bias[...].astype(out.dtype) if self.config.attention_bias else out), cache

@@ -70,7 +70,8 @@ class ModelConfig:
     init: Literal["normal", "scaled", "fan_in"] = "scaled"
     # normal: N(0, init_std²) everywhere. scaled: residual outputs divided by sqrt(2 L) (GPT-2). fan_in: N(0, 1/fan_in), outputs scaled
     init_std: float = 0.02
-    attention: Literal["auto", "reference", "blockwise"] = free("auto")  # auto: blockwise above one block of tokens
+    attention: Literal["auto", "reference", "blockwise", "splash", "cudnn"] = free("auto")
+    # auto: above one block of tokens splash on a TPU, cudnn on a GPU, where they can do it; else blockwise
     attention_block: int = free(128)  # tokens in one block of the blockwise form
     scan: Literal["auto", "on", "off"] = free("auto")  # one compiled layer; auto: off on CPU, where unrolled is faster
     remat: Literal["none", "dots", "full", "block_outputs"] = free("none")

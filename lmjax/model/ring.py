@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lmjax.axes import CONTEXT
+from lmjax.config import need
 from lmjax.model import blockwise
-from lmjax.model.blockwise import CAUSAL, Grads, Keys, Queries, Rule
+from lmjax.model.blockwise import Grads, Keys, Queries, Rule
 from lmjax.sharding import mesh
 
 
@@ -34,6 +35,10 @@ def attend(
     """Causal attention of this device's tokens, T of them in two chunks, over the whole row."""
     segments = jnp.ones(q.shape[:2], jnp.int32) if segments is None else segments
     chunk = q.shape[1] // 2
+    need(
+        rule.prefix <= chunk,
+        f"a prefix of {rule.prefix} tokens exceeds the {chunk} of a chunk: lower config.mesh.context",
+    )
     block = next(size for size in range(min(block, chunk), 0, -1) if chunk % size == 0)
     blocks = (blockwise.to_blocks(x, block) for x in (q, k, v, segments))
     return blockwise.from_blocks(_attend(*blocks, rule))
@@ -77,14 +82,14 @@ def _inside(body, rule: Rule, queries: Queries, keys: Keys):
     return checked
 
 
-def _turns(run, carry, keys: Keys, travelling):
+def _turns(run, carry, keys: Keys, travelling, prefix: int):
     """run(carry, keys, travelling, pairs) → (carry, travelling) for the keys of every device, its own first.
 
     `travelling` moves on with the keys, and after the last turn is home.
     """
     size, device = mesh.size(CONTEXT), jax.lax.axis_index(CONTEXT)
     num_blocks, block = keys.k.shape[0], keys.k.shape[-2]
-    own = blockwise.block_pairs(num_blocks, block, CAUSAL)
+    own = blockwise.block_pairs(num_blocks, block, Rule(prefix=prefix))  # the prefix is in the first chunk of all
     carry, travelling = run(
         carry, keys._replace(starts=_starts(num_blocks, block, device)), travelling, jnp.asarray(own)
     )
@@ -119,7 +124,7 @@ def _forward(q, k, v, segments, rule):
 
         return blockwise.scan_pairs(_inside(body, rule, queries, keys), state, pairs), travelling
 
-    state, _ = _turns(run, blockwise.begin(q), Keys(k, v, segments), ())
+    state, _ = _turns(run, blockwise.begin(q), Keys(k, v, segments), (), rule.prefix)
     out, log_z = state.finish(v.dtype)
     return out, (q, k, v, segments, out, log_z)
 
@@ -136,7 +141,7 @@ def _backward(rule, residuals, d_out):
         return grads.dq, (grads.dk, grads.dv)
 
     dq, dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
-    dq, (dk, dv) = _turns(run, dq, Keys(k, v, segments), (dk, dv))
+    dq, (dk, dv) = _turns(run, dq, Keys(k, v, segments), (dk, dv), rule.prefix)
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
