@@ -18,7 +18,7 @@ import numpy as np
 
 RANGE_RECORDS = 1 << 21  # that a task merges; it holds but a block of them
 RUN_RECORDS = 1 << 18  # that a sketch holds before it writes them
-BLOCK_RECORDS = 1 << 16  # that a merge holds at a time, over all its runs
+BLOCK_RECORDS = 1 << 14  # that a merge holds at a time, over all its runs
 LEAST_BLOCK = 16  # records of a run that are read at a time, however many runs there are
 
 
