@@ -13,7 +13,9 @@ from lmjax.model.config import ModelConfig
 from lmjax.model.dense import Dtypes, dropout
 from lmjax.model.initialize import Initializer
 from lmjax.model.mlp import Mlp
+from lmjax.model.moe import Moe
 from lmjax.model.norm import Norm
+from lmjax.model.router import RouterStats
 from lmjax.sharding.mesh import constrain
 
 BRANCH = "branch_output"  # the name by which remat "block_outputs" keeps them
@@ -35,7 +37,10 @@ class Block(nnx.Module):
         self.attention_post_norm = Norm(config) if after else None
         self.mlp_norm = Norm(config) if before else None
         self.mlp_post_norm = Norm(config) if after else None
-        self.mlp = Mlp(config, init)
+        if config.moe is None:
+            self.mlp = Mlp(config, init)
+        else:
+            self.moe = Moe(config, init)
 
     def __call__(
         self,
@@ -46,8 +51,8 @@ class Block(nnx.Module):
         key: PRNGKeyArray | None = None,
         cache: LayerCache | None = None,
         kind: str = "global",
-    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
-        """The residual stream after the layer, which is of a `kind` in `config.pattern`.
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None, RouterStats | None]:
+        """The residual stream after the layer, which is of a `kind` in `config.pattern`, and what a router of experts did.
 
         `key` turns dropout on, `cache` is read and returned written.
         """
@@ -55,7 +60,15 @@ class Block(nnx.Module):
         branch, cache = self.attention(normed(self.attention_norm, x), positions, mask, types, cache, kind)
         branch = normed(self.attention_post_norm, checkpoint_name(branch, BRANCH))
         x = x + dropout(branch, self.config.dropout, keys[0])
-        branch = self.mlp(normed(self.mlp_norm, x), types)
+        branch, routed = self.feed_forward(normed(self.mlp_norm, x), mask, types, cache is not None)
         branch = normed(self.mlp_post_norm, checkpoint_name(branch, BRANCH))
         x = x + dropout(branch, self.config.dropout, keys[1])
-        return constrain(x, "batch", None, None), cache
+        return constrain(x, "batch", None, None), cache, routed
+
+    def feed_forward(
+        self, x: Float[Array, "B T D"], mask: Mask, types: Dtypes, cached: bool
+    ) -> tuple[Float[Array, "B T D"], RouterStats | None]:
+        """The MLP's branch, or that of the experts with what their router did; with a cache no expert is ever full."""
+        if self.config.moe is None:
+            return self.mlp(x, types), None
+        return self.moe(x, mask.segments, types, dropless=cached)

@@ -2,9 +2,40 @@
 
 import dataclasses
 import itertools
-from typing import Literal
+from typing import Any, Literal
 
 from lmjax.config import free, need
+
+
+@dataclasses.dataclass(frozen=True)
+class MoeConfig:
+    """Experts in place of every layer's MLP, each as wide as `d_ff` says."""
+
+    num_experts: int = 8  # E
+    top_k: int = 2  # experts that a token runs through
+    scores: Literal["softmax", "sigmoid"] = "softmax"  # of the router, over all experts
+    renormalize: bool = True  # divide the chosen experts' scores by their sum
+    shared_d_ff: int = 0  # hidden width of an MLP that every token runs through as well; 0: none
+    shared_gate: bool = False  # multiply its output by sigmoid(x w)
+    balance_loss: float = 0.01  # weight of the load-balance loss (Switch); 0 where bias_rate does the work
+    z_loss: float = 0.001  # weight of log² Z of the router's logits (ST-MoE)
+    bias_rate: float = 0.0  # move of the selection bias at each step (DeepSeek-V3: 0.001); 0: no bias
+    capacity_factor: float | None = None
+    # an expert takes this many times its even share of a row's tokens, and drops the rest; none: all of them (dropless)
+
+    def __post_init__(self):
+        need(
+            1 <= self.top_k <= self.num_experts,
+            f"config.model.moe.top_k={self.top_k} must be 1 to num_experts={self.num_experts}",
+        )
+        losses = {"balance_loss": self.balance_loss, "z_loss": self.z_loss, "bias_rate": self.bias_rate}
+        for name, value in {**losses, "shared_d_ff": self.shared_d_ff}.items():
+            need(value >= 0, f"config.model.moe.{name}={value} must not be negative")
+        need(
+            self.capacity_factor is None or self.capacity_factor > 0,
+            f"config.model.moe.capacity_factor={self.capacity_factor} must be positive; none: dropless",
+        )
+        need(self.shared_d_ff > 0 or not self.shared_gate, "config.model.moe.shared_gate needs shared_d_ff")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +70,8 @@ class ModelConfig:
     num_heads: int = 6  # query heads
     num_kv_heads: int | None = None  # key-value heads, divides num_heads; none: as many as query heads
     head_dim: int | None = None  # none: d_model / num_heads
-    d_ff: int | None = None  # hidden width of the MLP; none: 4 d_model, or 8/3 d_model rounded up to 64 where gated
+    d_ff: int | None = None  # hidden width of the MLP, or of each expert
+    # none: 4 d_model, or 8/3 d_model rounded up to 64 where gated
     activation: Literal["swiglu", "geglu", "gelu", "relu"] = (
         "swiglu"  # the first two are gated: act(x W_gate) * (x W_up)
     )
@@ -55,6 +87,7 @@ class ModelConfig:
     attention_bias: bool = False  # biases of the query, key, value and output products
     qkv_bias: bool = False  # of the query, key and value products alone (Qwen 2)
     mlp_bias: bool = False
+    moe: MoeConfig | None = None  # none: one MLP in each layer
     norm_bias: bool = False  # layernorm only
     tie_embeddings: bool = True  # the output product reuses the token embedding
     scale_embeddings: bool = False  # multiply embeddings by sqrt(d_model)
@@ -97,13 +130,14 @@ class ModelConfig:
             windows == ("local" in self.pattern),
             f"config.model: sliding_window={self.sliding_window} does not go with layer_pattern={self.layer_pattern}",
         )
+        need(self.moe is None or not self.mlp_bias, "config.model.mlp_bias: experts have no biases")
         need(0.0 <= self.dropout < 1.0, f"config.model.dropout={self.dropout} must be in [0, 1)")
         need(self.position != "rope" or self.dim_head % 2 == 0, f"rope needs an even head_dim, not {self.dim_head}")
-        need(self.position == "rope" or not (self.rope_scaling or self.rope_local_theta), "rope_… needs position='rope'")
-        need(self.qk_norm or not self.qk_norm_heads, "config.model.qk_norm_heads needs qk_norm")
         need(
-            not (self.attention_bias and self.qkv_bias), "config.model: attention_bias holds what qkv_bias would add"
+            self.position == "rope" or not (self.rope_scaling or self.rope_local_theta), "rope_… needs position='rope'"
         )
+        need(self.qk_norm or not self.qk_norm_heads, "config.model.qk_norm_heads needs qk_norm")
+        need(not (self.attention_bias and self.qkv_bias), "config.model: attention_bias holds what qkv_bias would add")
         need(self.norm == "layernorm" or not self.norm_bias, "config.model.norm_bias needs norm='layernorm'")
 
     @property
@@ -115,6 +149,22 @@ class ModelConfig:
     def dim_head(self) -> int:
         """H."""
         return self.head_dim or self.d_model // self.num_heads
+
+    def resolved(self) -> dict[str, Any]:
+        """The fields that decide the logits, with every none that stands for a value replaced by it."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if not field.metadata}
+        for name in ("init", "init_std", "dropout", "layer_pattern"):
+            del fields[name]
+        local_theta = self.rope_local_theta
+        if local_theta is None and self.rope_scaling is None:
+            local_theta = self.rope_theta
+        fields |= {
+            "num_kv_heads": self.kv_heads, "head_dim": self.dim_head, "d_ff": self.hidden, "kinds": self.kinds,
+            "score_dim": self.score_dim or self.dim_head,
+            "rope_theta": self.rope_theta if self.position == "rope" else None,
+            "rope_local_theta": local_theta if self.position == "rope" and "local" in self.kinds else None,
+        }  # fmt: skip
+        return fields
 
     @property
     def pattern(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from lmjax.model.config import ModelConfig
 from lmjax.model.dense import Dtypes, dense, dropout
 from lmjax.model.initialize import Initializer
 from lmjax.model.norm import Norm
+from lmjax.model.router import RouterStats
 from lmjax.sharding.mesh import constrain
 
 Params = dict[str, Any]
@@ -122,8 +123,8 @@ class Decoder(nnx.Module):
         key: PRNGKeyArray | None,
         cache: LayerCache | None,
         unroll: bool,
-    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
-        """Hidden states after the final norm, and the cache as written."""
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None, RouterStats | None]:
+        """Hidden states after the final norm, the cache as written, and what the routers of experts did."""
         config = self.config
         keys = [None, None] if key is None else jax.random.split(key)
         x = dropout(self.enter(tokens, positions, types), config.dropout, keys[0])
@@ -131,15 +132,17 @@ class Decoder(nnx.Module):
 
         def body(kind, x, layer):
             weights, layer_key, layer_cache = layer
-            return nnx.merge(graph, weights)(x, positions, mask, types, layer_key, layer_cache, kind)
+            x, *out = nnx.merge(graph, weights)(x, positions, mask, types, layer_key, layer_cache, kind)
+            return x, tuple(out)
 
         bodies = {kind: functools.partial(body, kind) for kind in set(config.pattern)}
         if config.remat != "none" and cache is None:
             remat = functools.partial(jax.checkpoint, policy=REMAT_POLICIES[config.remat], prevent_cse=unroll)
             bodies = {kind: remat(one) for kind, one in bodies.items()}
         layer_keys = None if key is None else jax.random.split(keys[1], config.num_layers)
-        x, cache = scan_pattern([bodies[kind] for kind in config.pattern], x, (layers, layer_keys, cache), unroll)
-        return self.final_norm(x), cache
+        layers = (layers, layer_keys, cache)
+        x, (cache, routed) = scan_pattern([bodies[kind] for kind in config.pattern], x, layers, unroll)
+        return self.final_norm(x), cache, routed
 
 
 # ------------------------------------------------------------------------------------------------------- plain boundaries
@@ -188,6 +191,20 @@ def forward(
     cache: LayerCache | None = None,
 ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
     """Hidden states [B T D] in `types.activation`, and the cache. `key` turns dropout on."""
+    return forward_routed(config, params, tokens, positions, mask, types, key, cache)[:2]
+
+
+def forward_routed(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    mask: Mask,
+    types: Dtypes,
+    key: PRNGKeyArray | None = None,
+    cache: LayerCache | None = None,
+) -> tuple[Float[Array, "B T D"], LayerCache | None, RouterStats | None]:
+    """`forward`, and what the routers of all layers did; none where the MLPs are dense."""
     unroll = config.scan == "off" or (config.scan == "auto" and jax.default_backend() == "cpu")
     return merge(config, params)(tokens, positions, mask, types, key, cache, unroll)
 

@@ -21,9 +21,9 @@ ACTIVATIONS = {
 class Mlp(nnx.Module):
     """Weights: up (D, M, F) with M = 2 where gated, gate then up, so that a shard of F holds both; down (F, D)."""
 
-    def __init__(self, config: ModelConfig, init: Initializer):
+    def __init__(self, config: ModelConfig, init: Initializer, hidden: int | None = None):
         self.config = config
-        width, hidden, halves = config.d_model, config.hidden, 2 if config.gated else 1
+        width, hidden, halves = config.d_model, hidden or config.hidden, 2 if config.gated else 1
         self.up = nnx.Param(init((width, halves, hidden), fan_in=width), axes=("embed", None, "mlp"))
         self.down = nnx.Param(init((hidden, width), fan_in=hidden, residual=True), axes=("mlp", "embed"))
         if config.mlp_bias:

@@ -21,6 +21,12 @@ METRICS = {
         "nats", "cross-entropy of a trained token, mean over the step's batch; auxiliary losses apart"
     ),
     "train/z_loss": Metric("nats", "mean of log² Z times its coefficient, beside the loss"),
+    "train/balance_loss": Metric("nats", "of routers: E Σ f P of a row, summed over layers, times its coefficient"),
+    "train/router_z_loss": Metric("nats", "mean of log² Z of routers, summed over layers, times its coefficient"),
+    "moe/load_max": Metric("", "choices of the fullest expert over the mean of its layer, in the worst layer"),
+    "moe/load_min": Metric("", "choices of the emptiest expert over the mean of its layer, in the worst layer"),
+    "moe/dropped_share": Metric("", "of all choices, those that found their expert full"),
+    "moe/router_entropy": Metric("nats", "of a token's probabilities over experts, mean over tokens and layers"),
     "train/grad_norm": Metric("", "global norm of the gradient before clipping"),
     "train/learning_rate": Metric("", "of the step, at the schedule's place"),
     "train/loss_scale": Metric("", "what float16 multiplies the loss by before the backward pass; else 1"),

@@ -12,7 +12,10 @@ MATRICES = {
     "out": ((1, 2, 3), (4,)),
     "up": ((1,), (3,)),
     "down": ((1,), (2,)),
+    "expert_up": ((2,), (4,)),
+    "expert_down": ((2,), (3,)),
 }
+ROUTER = ("router",)
 EMBEDDINGS = ("token", "position")
 HEAD = ("kernel",)
 
@@ -24,7 +27,7 @@ def leaf_name(path: tuple) -> str:
 
 def decay_mask(params: Any, decay_embeddings: bool) -> Any:
     """True for what weight decay pulls to zero: matrices and the head; norms and biases never."""
-    decayed = (*MATRICES, *HEAD, *(EMBEDDINGS if decay_embeddings else ()))
+    decayed = (*MATRICES, *ROUTER, *HEAD, *(EMBEDDINGS if decay_embeddings else ()))
     return jax.tree_util.tree_map_with_path(lambda path, _: leaf_name(path) in decayed, params)
 
 

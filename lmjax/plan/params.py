@@ -1,7 +1,8 @@
 """Parameters of a decoder, from its config alone: the tree's paths, dims and shapes, and counts by group.
 
-Dims are letters of the alphabet in `lmjax.axes`, with M = 2 products into the MLP's hidden where it is gated, else 1, and
-P = G + 2: for each key-value head its query heads, its key and its value. The layers' leading L is a stack.
+Dims are letters of the alphabet in `lmjax.axes`, with M = 2 products into the MLP's hidden where it is gated, else 1, R the hidden
+width of a shared MLP beside experts, and P = G + 2: for each key-value head its query heads, its key and its value. The layers'
+leading L is a stack.
 """
 
 import math
@@ -17,6 +18,7 @@ def dim_sizes(model: ModelConfig) -> dict[str, int]:
     return {
         "L": model.num_layers, "D": model.d_model, "F": model.hidden, "V": model.vocab_size, "S": model.max_length,
         "K": model.kv_heads, "G": queries, "P": queries + 2, "H": model.dim_head, "M": 2 if model.gated else 1,
+        "E": model.moe.num_experts if model.moe else 0, "R": model.moe.shared_d_ff if model.moe else 0,
     }  # fmt: skip
 
 
@@ -28,7 +30,8 @@ def parameter_dims(model: ModelConfig) -> dict[str, str]:
     norms = {"pre": ("norm",), "post": ("post_norm",), "sandwich": ("norm", "post_norm")}[model.block]
     for path in (f"layers/{branch}_{norm}" for branch in ("attention", "mlp") for norm in norms):
         dims |= norm_dims(model, path, "L D")
-    dims |= attention_dims(model) | mlp_dims(model)
+    dims |= attention_dims(model)
+    dims |= mlp_dims(model) if model.moe is None else moe_dims(model)
     dims |= norm_dims(model, "final_norm", "D")
     if not model.tie_embeddings:
         dims["head/kernel"] = "D V"
@@ -62,6 +65,18 @@ def mlp_dims(model: ModelConfig) -> dict[str, str]:
     return dims
 
 
+def moe_dims(model: ModelConfig) -> dict[str, str]:
+    """The router, the experts, each like an MLP, and what the config adds: a selection bias, a shared MLP, its gate."""
+    dims = {"layers/moe/router": "L D E", "layers/moe/expert_up": "L E D M F", "layers/moe/expert_down": "L E F D"}
+    if model.moe.bias_rate:
+        dims["layers/moe/router_bias"] = "L E"
+    if model.moe.shared_d_ff:
+        dims |= {"layers/moe/shared/up": "L D M R", "layers/moe/shared/down": "L R D"}
+    if model.moe.shared_gate:
+        dims["layers/moe/shared_gate"] = "L D"
+    return dims
+
+
 def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Path → shape of each parameter array."""
     sizes = dim_sizes(model)
@@ -69,7 +84,7 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 # What a dim of a weight is called in `lmjax.sharding.rules`. A vector (norms, biases over D) is never split.
-LOGICAL = {"L": "layers", "D": "embed", "K": "kv_heads", "F": "mlp", "V": "vocab"}
+LOGICAL = {"L": "layers", "D": "embed", "K": "kv_heads", "F": "mlp", "R": "mlp", "E": "experts", "V": "vocab"}
 VECTOR = "norm"
 
 
@@ -85,14 +100,20 @@ def logical_axes(model: ModelConfig) -> dict[str, tuple[str | None, ...]]:
 
 def is_layer_matrix(path: str) -> bool:
     """Whether a parameter is one of the layers' products: what muon's orthogonal update is for."""
-    return path in ("layers/attention/qkv", "layers/attention/out", "layers/mlp/up", "layers/mlp/down")
+    return path.endswith(("/qkv", "/out", "/up", "/down", "/expert_up", "/expert_down"))
 
 
 def group(path: str) -> str:
     """The group that a parameter counts in; norms of queries and keys are norms."""
     if "norm" in path:
         return "norm"
-    for part, name in (("embed/", "embedding"), ("/attention/", "attention"), ("/mlp/", "mlp"), ("head/", "head")):
+    for part, name in (
+        ("embed/", "embedding"),
+        ("/attention/", "attention"),
+        ("/mlp/", "mlp"),
+        ("/moe/", "mlp"),
+        ("head/", "head"),
+    ):
         if part in path:
             return name
     raise ValueError(f"parameter {path!r} is in no group")
@@ -109,6 +130,15 @@ def count_by_group(model: ModelConfig) -> dict[str, int]:
 def total(model: ModelConfig) -> int:
     """All parameters."""
     return sum(count_by_group(model).values())
+
+
+def active(model: ModelConfig) -> int:
+    """Parameters that a token runs through: of the experts, those that it is sent to."""
+    shapes, idle = parameter_shapes(model), 0
+    if model.moe is not None:
+        experts = sum(math.prod(shape) for path, shape in shapes.items() if "/expert_" in path)
+        idle = experts * (model.moe.num_experts - model.moe.top_k) // model.moe.num_experts
+    return total(model) - idle
 
 
 def non_embedding(model: ModelConfig) -> int:

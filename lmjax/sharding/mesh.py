@@ -53,6 +53,12 @@ def is_manual(axis: str) -> bool:
     return axis in jax.sharding.get_abstract_mesh().manual_axes
 
 
+def is_split() -> bool:
+    """Whether the ambient mesh has several devices."""
+    ambient = jax.sharding.get_abstract_mesh()
+    return not ambient.empty and ambient.size > 1
+
+
 def batch_shards() -> int:
     """How many pieces the rows of a batch are cut into on the ambient mesh."""
     return math.prod(size(axis) for axis in rules.RULES["batch"])

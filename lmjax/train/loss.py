@@ -20,16 +20,18 @@ from lmjax.model.attention import Mask
 from lmjax.model.blockwise import soft_cap
 from lmjax.model.config import ModelConfig
 from lmjax.model.dense import Dtypes, dense
+from lmjax.model.router import RouterSums, auxiliary, summed
 from lmjax.sharding.mesh import batch_shards, constrain
 
 
 class Sums(NamedTuple):
     """A loss before its division."""
 
-    total: Float[Array, ""]  # what is differentiated: nll + z_loss · z
+    total: Float[Array, ""]  # what is differentiated: nll + z_loss · z + the routers' losses
     weight: Float[Array, ""]  # the denominator: the sum of the loss weights
     nll: Float[Array, ""]  # pure negative log-likelihood, nats: what is reported
     z: Float[Array, ""]  # Σ w log² Z, without its coefficient
+    router: RouterSums | None = None  # of a mixture of experts
 
 
 class HeadConfig(NamedTuple):
@@ -117,9 +119,11 @@ def next_token_loss(
     types: Dtypes,
 ) -> Sums:
     """The sums of a micro-batch; `key` turns dropout on."""
-    hidden, _ = decoder.forward(
+    hidden, _, routed = decoder.forward_routed(
         model, params, batch.tokens, batch.positions, Mask(segments=batch.segment_ids), types, key=key
     )
     head = HeadConfig(z_loss, model.logit_softcap, chunk, types)
     total, (nll, z) = head_loss(hidden, decoder.output_weights(model, params), batch.targets, batch.loss_weights, head)
-    return Sums(total, jnp.sum(batch.loss_weights), nll, z)
+    router = None if routed is None else summed(routed, jnp.sum(batch.loss_weights, axis=1))
+    total = total if router is None else total + auxiliary(model.moe, router)
+    return Sums(total, jnp.sum(batch.loss_weights), nll, z, router)

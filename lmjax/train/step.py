@@ -15,6 +15,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from lmjax.batch import Batch
+from lmjax.model import router
+from lmjax.model.config import MoeConfig
 from lmjax.model.decoder import Params
 from lmjax.optim.schedule import Schedule
 from lmjax.sharding import mesh as meshes
@@ -55,7 +57,8 @@ def summed_gradients(
         return jax.tree.map(jnp.add, carry, gradients(*item)), None
 
     rows = micro_batches(batch, count)
-    zeros = (Sums(*(jnp.zeros(()),) * 4), jax.tree.map(jnp.zeros_like, state.params))
+    shapes = jax.eval_shape(lambda: loss(state.params, jax.tree.map(lambda x: x[0], rows), key=None))
+    zeros = jax.tree.map(jnp.zeros_like, (shapes, state.params))
     return jax.lax.scan(body, zeros, (rows, jnp.arange(count)))[0]
 
 
@@ -67,6 +70,23 @@ def next_scale(scale: LossScale, finite: Array, dynamic: bool) -> LossScale:
     grow = good >= SCALE_UP_AFTER
     factor = jnp.where(finite, jnp.where(grow, 2.0, 1.0), 0.5)
     return LossScale(jnp.maximum(scale.scale * factor, 1.0), jnp.where(grow, 0, good))
+
+
+def balanced(moe: MoeConfig | None, params: Params, sums: Sums) -> Params:
+    """The parameters with the routers' selection biases moved by the step's load; no gradient reaches them.
+
+    Raises:
+      ValueError: the objective collects no sums of the routers, so that balancing would do nothing without a word.
+    """
+    if moe is None:
+        return params
+    if sums.router is None:
+        raise ValueError("config.model.moe: the objective's sums hold none of the routers'; see decoder.forward_routed")
+    if not moe.bias_rate:
+        return params
+    bias = router.moved_bias(moe, params["layers"]["moe"]["router_bias"], sums.router.load)
+    layers = params["layers"]
+    return {**params, "layers": {**layers, "moe": {**layers["moe"], "router_bias": bias}}}
 
 
 def build_step(
@@ -93,6 +113,7 @@ def build_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         learning_rate = schedule(state.step)
         params = jax.tree.map(lambda p, u: p + learning_rate * u, state.params, updates)
+        params = balanced(config.model.moe, params, sums)
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old), (params, opt_state), (state.params, state.opt_state)
         )
@@ -112,6 +133,8 @@ def build_step(
             "train/target_tokens": sums.weight,
             "train/skipped": 1.0 - finite,
         }
+        if config.model.moe is not None:
+            metrics |= router.metrics(config.model.moe, sums.router, denominator)
         return new_state, metrics
 
     whole = meshes.replicated(mesh)

@@ -1,5 +1,6 @@
 """The tree that `plan` computes from a config is the one that the decoder makes."""
 
+import dataclasses
 import math
 import pathlib
 
@@ -8,7 +9,7 @@ import pytest
 
 from lmjax.config import load
 from lmjax.model import decoder
-from lmjax.model.config import ModelConfig
+from lmjax.model.config import ModelConfig, MoeConfig
 from lmjax.optim import masks
 from lmjax.plan import params
 from lmjax.train.config import RunConfig
@@ -27,6 +28,10 @@ ODD = {
     "sinusoidal": ModelConfig(position="sinusoidal", mlp_bias=True),
     "post": ModelConfig(block="post", qk_norm=True, qk_norm_heads=True, num_kv_heads=2),
     "sandwich": ModelConfig(block="sandwich", qkv_bias=True, norm="layernorm", norm_bias=True),
+    "experts": ModelConfig(moe=MoeConfig(), num_layers=2, d_ff=80),
+    "shared expert, bias": ModelConfig(
+        moe=MoeConfig(num_experts=6, top_k=3, shared_d_ff=72, shared_gate=True, bias_rate=0.01), activation="gelu",
+    ),
 }  # fmt: skip
 
 
@@ -80,6 +85,17 @@ def test_groups_by_hand():
         "head": 4 * 10,
     }
     assert params.non_embedding(model) == params.total(model) - 68 - 40
+
+
+def test_of_the_experts_a_token_runs_through_k():
+    """D 4, F 5, gated: an expert has 60 weights in each of 2 layers."""
+    model = ModelConfig(
+        vocab_size=10, d_model=4, num_layers=2, num_heads=2, d_ff=5, moe=MoeConfig(num_experts=6, top_k=2)
+    )
+    assert params.count_by_group(model)["mlp"] == 2 * (4 * 6 + 6 * 60)
+    assert params.active(model) == params.total(model) - 2 * (6 - 2) * 60
+    dense = dataclasses.replace(model, moe=None)
+    assert params.active(dense) == params.total(dense)
 
 
 def test_groups_are_a_partition():
