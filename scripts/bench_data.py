@@ -309,7 +309,7 @@ def hostile(size: int) -> dict[str, Callable[[], bytes]]:
     }
 
 
-def hostile_rows(total: int, folder: Path) -> list[Row]:
+def hostile_rows(total: int, folder: Path, quick: bool) -> list[Row]:
     """All of it through all stages at once, then each stage's time a byte, kind by kind."""
     size = total // len(hostile(1))
     inputs = folder / "hostile"
@@ -341,7 +341,7 @@ def hostile_rows(total: int, folder: Path) -> list[Row]:
         Row("hostile input, all stages", volume / seconds / 1e6, "MB/s", None, command),
         Row("hostile input, records uncounted", uncounted(report, folder / "prepared"), "", "<= 0", command),
     ]
-    return rows + slowdowns(config, min(size, 4_000_000), command)
+    return rows + slowdowns(config, min(size, 100_000 if quick else 1_000_000), command)
 
 
 def uncounted(report: dict[str, Any], out: Path) -> int:
@@ -355,18 +355,20 @@ def uncounted(report: dict[str, Any], out: Path) -> int:
 
 
 def slowdowns(config: PrepareConfig, size: int, command: str) -> list[Row]:
-    """For each stage the worst kind's time a byte, over that of prose."""
-    prose = [d for d in package_documents() if len(d.text) > 2000]
+    """For each stage the worst kind's time a byte, over that of ordinary pages or, for text, of prose."""
+    ordinary = {False: [d for d in package_documents() if len(d.text) > 2000], True: list(package_pages())}
+    for page in ordinary[True]:
+        page.meta.update(format="html", url="https://example.org/")
     rows = []
     for stage in [getattr(config, name) for name in config.stages]:
         if isinstance(stage, GlobalStage):
             continue
-        normal = seconds_a_byte(stage, prose)
-        worst = max(
-            (seconds_a_byte(stage, [hostile_document(name, made())]) / normal, name)
+        normal = {is_page: seconds_a_byte(stage, documents) for is_page, documents in ordinary.items()}
+        times, worst = max(
+            (seconds_a_byte(stage, [hostile_document(name, made())]) / normal[name.endswith("html")], name)
             for name, made in hostile(size).items()
         )
-        rows.append(Row(f"hostile input, {stage.name} ({worst[1]}) over prose", worst[0], "x", "<= 10", command))
+        rows.append(Row(f"hostile input, {stage.name} ({worst}) over ordinary", times, "x", "<= 10", command))
     return rows
 
 
@@ -407,7 +409,7 @@ def main() -> int:
         if "memory" in args.only:
             rows += memory(3 if args.quick else 10, folder, args.quick)
         if "hostile" in args.only:
-            rows += hostile_rows(20_000_000 if args.quick else args.hostile_bytes, folder)
+            rows += hostile_rows(20_000_000 if args.quick else args.hostile_bytes, folder, args.quick)
     rows = [*environment(("lmjax", "datatrove", "numpy")), *rows]
     show(f"data preparation ({sampler.dropped} samples of a busy machine dropped)", rows, console)
     if args.json:

@@ -8,6 +8,7 @@ the simple rules that guides to the field give. The first rule that a document b
 import collections
 import dataclasses
 import functools
+import itertools
 import re
 from typing import ClassVar, NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 from lmjax.config import need
 from lmjax.data.document import Document
 from lmjax.data.stage import Drop, MapStage, Tally, Verdict
-from lmjax.data.words import TERMINAL, characters, split_sentences, split_words
+from lmjax.data.words import TERMINAL, characters, find_sentences, split_words
 
 # A word of these alone is a sign. ASCII's, those of texts in Chinese, Japanese and European languages, and control characters.
 SIGNS = TERMINAL | characters(
@@ -462,12 +463,8 @@ LINE_ENDS = (".", "?", "!", '"', "'")
 
 def count_sentences(lines: list[str], enough: int) -> int:
     """Sentences of the lines; counting stops where there are enough."""
-    number = 0
-    for line in lines:
-        number += len(split_sentences(line))
-        if number >= enough:
-            break
-    return number
+    sentences = (sentence for line in lines for sentence in find_sentences(line))
+    return sum(1 for _ in itertools.islice(sentences, enough))
 
 
 # ------------------------------------------------------------------------------------------------------------------- FineWeb

@@ -9,6 +9,8 @@ import functools
 import re
 import sys
 import unicodedata
+from collections.abc import Iterator
+from string import ascii_letters
 
 import numpy as np
 
@@ -146,18 +148,26 @@ LAST_WORD = 12  # characters before a full stop in which an abbreviation is look
 
 def split_sentences(text: str) -> list[str]:
     """Sentences without white space around them; a blank line ends one, an abbreviation or an initial does not."""
-    sentences, start = [], 0
+    return list(find_sentences(text))
+
+
+def find_sentences(text: str) -> Iterator[str]:
+    """The same one by one, so that who has enough need not read on."""
+    start = 0
     for match in BOUNDARY.finditer(text):
         if ends_sentence(text, match):
-            sentences.append(text[start : match.end()].strip())
+            if sentence := text[start : match.end()].strip():
+                yield sentence
             start = match.end()
-    sentences.append(text[start:].strip())
-    return [sentence for sentence in sentences if sentence]
+    if sentence := text[start:].strip():
+        yield sentence
 
 
 def ends_sentence(text: str, match: re.Match) -> bool:
     """Whether a sentence ends in what `BOUNDARY` found."""
     found = match.group()
+    if found == ". ":  # the most frequent by far
+        return is_full_stop(text, match.start(), match.end())
     signs = found.strip()
     if not signs or "\n\n" in found:
         return found.count("\n") > 1
@@ -170,6 +180,8 @@ def ends_sentence(text: str, match: re.Match) -> bool:
 
 def is_full_stop(text: str, start: int, end: int) -> bool:
     """Whether what follows a stop is no small letter, and what stands before it neither abbreviation nor initial."""
+    if start >= 2 and text[start - 2] == " " and text[start - 1] in ascii_letters:
+        return False  # an initial, as below, seen without a look at the word
     if text[end : end + 1].islower():
         return False
     word = text[max(start - LAST_WORD, 0) : start].rsplit(None, 1)
