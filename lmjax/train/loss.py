@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from lmjax.axes import CONTEXT
 from lmjax.batch import Batch
 from lmjax.model import decoder
 from lmjax.model.attention import Mask
@@ -21,7 +22,7 @@ from lmjax.model.blockwise import soft_cap
 from lmjax.model.config import ModelConfig
 from lmjax.model.dense import Dtypes, dense
 from lmjax.model.router import RouterSums, auxiliary, summed
-from lmjax.sharding.mesh import batch_shards, constrain
+from lmjax.sharding.mesh import batch_shards, constrain, is_manual
 
 
 class Sums(NamedTuple):
@@ -47,11 +48,20 @@ def _logits(x: Float[Array, "B T D"], w: Float[Array, "D V"], types: Dtypes) -> 
     return constrain(dense(x, w, types).astype(jnp.float32), "batch", None, "vocab")
 
 
+def _chosen(logits: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """Each target's logit."""
+    if is_manual(CONTEXT):
+        # A gather from a split vocabulary, inside a `shard_map` over another axis, is more than XLA's partitioner can.
+        ids = jnp.arange(logits.shape[-1])
+        return jnp.sum(jnp.where(ids == targets[..., None], logits, 0.0), axis=-1)
+    return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+
+
 def _chunk_sums(x, w, targets, weights, head: HeadConfig):
     """(total, (nll, z)) of one chunk."""
     logits = soft_cap(_logits(x, w, head.types), head.softcap)
     log_z = jax.nn.logsumexp(logits, axis=-1)
-    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    chosen = _chosen(logits, targets)
     nll = jnp.sum(weights * (log_z - chosen))
     z = jnp.sum(weights * log_z**2)
     return nll + head.z_loss * z, (nll, z)

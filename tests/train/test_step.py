@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lmjax.batch import Batch
+from lmjax.errors import UserError
 from lmjax.model import decoder
 from lmjax.model.config import ModelConfig
 from lmjax.model.dense import dtypes
@@ -46,8 +47,7 @@ class Run:
 
     def __init__(self, config):
         self.config = config
-        sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-        self.mesh = meshes.make_mesh(config.mesh, jax.devices()[: int(np.prod(sizes))])
+        self.mesh = meshes.make_mesh(config.mesh, jax.devices()[: config.mesh.fewest_devices])
         optimizer = build_optimizer(config.optim)
         self.shardings = state_shardings(config, self.mesh, optimizer)
         self.loss = build_objective(config, dtypes(config.train.precision, "cpu"))
@@ -194,6 +194,27 @@ def one_device():
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)])
 def test_every_mesh_trains_the_same(sizes, one_device):
     np.testing.assert_allclose(losses_on(MeshConfig(*sizes)), one_device, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [{"context": 8}, {"fsdp": 2, "context": 2, "tensor": 2}])
+def test_rows_split_over_context_train_the_same(sizes, one_device):
+    """Packed documents and weights that differ; chunks of one token and of four."""
+    np.testing.assert_allclose(losses_on(MeshConfig(data=1, **sizes)), one_device, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_gradients_of_split_rows_are_those_of_whole_ones(window):
+    config = changed(CONFIG, "model", sliding_window=window, qk_norm=True, attention_softcap=9.0, attention_block=2)
+    whole, sums = Run(config).gradients(batch(), 1)
+    split, split_sums = Run(dataclasses.replace(config, mesh=MeshConfig(data=2, context=4))).gradients(batch(), 2)
+    np.testing.assert_allclose(*(np.array(jax.tree.leaves(tree)) for tree in (split_sums, sums)), rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), split, whole)
+
+
+def test_a_row_that_cannot_be_split_is_the_users_mistake():
+    run = Run(dataclasses.replace(CONFIG, mesh=MeshConfig(data=1, context=4)))
+    with pytest.raises(UserError, match="seq_len=20 does not divide by 2 × config.mesh.context=4"):
+        run(batch(length=20))
 
 
 @pytest.mark.slow
