@@ -21,7 +21,6 @@ import numpy as np
 import optax
 from etils import epath
 from jax.sharding import Mesh, NamedSharding
-from orbax.checkpoint import v1 as ocp
 
 from lmjax import config as configs
 from lmjax import files
@@ -50,7 +49,7 @@ from lmjax.train import step as steps
 from lmjax.train.config import RunConfig
 from lmjax.train.loop import Loop
 from lmjax.train.objective import Loss, build_objective
-from lmjax.train.state import StateShardings, TrainState, init_state, state_shardings
+from lmjax.train.state import StateShardings, TrainState, Weights, init_state, state_shardings
 
 RUN = "run.json"
 TOKENIZER = "tokenizer"
@@ -85,11 +84,10 @@ class Parts:
             self.shardings.state,
         )
 
-    def params_only(self) -> TrainState:
-        """The same with placeholders for all but the parameters and the step."""
+    def abstract_weights(self) -> Weights:
+        """The same of the parameters and the step alone."""
         abstract = self.abstract_state()
-        hidden = jax.tree.map(lambda _: ocp.PLACEHOLDER, abstract)
-        return hidden._replace(params=abstract.params, step=abstract.step)
+        return Weights(abstract.step, abstract.params)
 
 
 def build_parts(config: RunConfig, devices: list | None = None) -> Parts:
@@ -218,7 +216,7 @@ def build_evaluate(parts: Parts, split: str | None = None, max_rows: int | str |
         placed = multihost.on_devices(enumerate(batches), parts.batch_sharding, lambda _: rows_of_batch)
         return (batch for _, batch in placed)
 
-    def evaluate(state: TrainState) -> dict[str, float]:
+    def evaluate(state: TrainState | Weights) -> dict[str, float]:
         return perplexity.evaluate(step, state.params, {name: (s, on_mesh(s)) for name, s in sources.items()})
 
     return evaluate
@@ -367,7 +365,7 @@ def evaluate(workdir: os.PathLike | str, split: str, step: int | None, overrides
     config, _ = open_run(workdir, overrides)
     parts = build_parts(config)
     with meshes.use(parts.mesh):
-        restored = restore.restore(workdir, parts.params_only(), step)
+        restored = restore.restore(workdir, parts.abstract_weights(), step, partial=True)
         metrics = build_evaluate(parts, split, max_rows=None)(restored.state)
     announce(list(restored.unreadable))
     return {"step": restored.step, **metrics}
@@ -386,7 +384,7 @@ def load_model(workdir: os.PathLike | str, step: int | None, overrides: list[str
     config, tokenizer = open_run(workdir, overrides)
     parts = build_parts(config)
     with meshes.use(parts.mesh):
-        restored = restore.restore(workdir, parts.params_only(), step)
+        restored = restore.restore(workdir, parts.abstract_weights(), step, partial=True)
     announce(list(restored.unreadable))
     return Model(parts, tokenizer, restored.state.params)
 

@@ -28,13 +28,14 @@ class Restored:
     unreadable: tuple[str, ...]  # newer checkpoints that could not be read, and why
 
 
-def restore(workdir: os.PathLike | str, abstract: Any, step: int | None = None) -> Restored:
+def restore(workdir: os.PathLike | str, abstract: Any, step: int | None = None, partial: bool = False) -> Restored:
     """The newest readable checkpoint, or that of `step`.
 
     Args:
       workdir: the run's folder.
-      abstract: the state as ShapeDtypeStructs with shardings; `ocp.PLACEHOLDER` for a leaf that is not wanted.
+      abstract: the state as ShapeDtypeStructs with shardings.
       step: only this one.
+      partial: what else the checkpoint holds is not wanted.
 
     Raises:
       UserError: there is none, or its arrays are not those of `abstract`.
@@ -52,8 +53,11 @@ def restore(workdir: os.PathLike | str, abstract: Any, step: int | None = None) 
             metadata = ocp.metadata(path)
             if metadata.metadata is None:
                 raise ValueError("the description of its arrays is damaged")
-            compare(path, metadata.metadata, abstract)
-            state = ocp.load(path, abstract)
+            compare(path, metadata.metadata, abstract, partial)
+            context = ocp.Context()
+            context.pytree.loading.partial_load = partial
+            with context:
+                state = ocp.load(path, abstract)
         except UserError:
             raise
         except Exception as error:  # whatever a damaged file makes the reader raise; nothing is swallowed, see below
@@ -72,14 +76,14 @@ def set_aside(workdir: os.PathLike | str, newer_than: int) -> None:
             path.rename(path.parent / f"{step}.unreadable")
 
 
-def compare(path: epath.Path, stored: Any, abstract: Any) -> None:
+def compare(path: epath.Path, stored: Any, abstract: Any, partial: bool = False) -> None:
     """Orbax casts a wrong dtype silently: every leaf's shape and dtype must be what is asked for."""
     have = {name: (tuple(leaf.shape), jnp.dtype(leaf.dtype)) for name, leaf in leaves(stored)}
-    want = {name: leaf if leaf is ocp.PLACEHOLDER else described(leaf) for name, leaf in leaves(abstract)}
+    want = {name: described(leaf) for name, leaf in leaves(abstract)}
     wrong = [f"{name}: missing" for name in want if name not in have]
-    wrong += [f"{name}: not expected" for name in have if name not in want]
+    wrong += [f"{name}: not expected" for name in have if name not in want and not partial]
     for name in want.keys() & have.keys():
-        if want[name] is not ocp.PLACEHOLDER and want[name] != have[name]:
+        if want[name] != have[name]:
             wrong.append(f"{name}: stored {show(have[name])}, expected {show(want[name])}")
     if wrong:
         more = f" … and {len(wrong) - MISMATCHES_SHOWN} more" if len(wrong) > MISMATCHES_SHOWN else ""
@@ -88,8 +92,7 @@ def compare(path: epath.Path, stored: Any, abstract: Any) -> None:
 
 def leaves(tree: Any) -> list[tuple[str, Any]]:
     """(path, leaf) with one spelling of the path, whatever kinds of containers hold it."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is ocp.PLACEHOLDER)
-    return [("/".join(part(key) for key in path), leaf) for path, leaf in flat]
+    return [("/".join(part(key) for key in path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def part(key: Any) -> str:

@@ -30,6 +30,13 @@ class TrainState(NamedTuple):
     key: PRNGKeyArray  # of dropout: step s uses fold_in(key, s)
 
 
+class Weights(NamedTuple):
+    """The part of a state that evaluates and generates; all that a checkpoint of an import holds."""
+
+    step: Int[Array, ""]
+    params: decoder.Params
+
+
 def init_state(config: RunConfig, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step, a function of the config alone; to be jitted with `state_shardings` as output."""
     params_key, dropout_key = jax.random.split(jax.random.key(config.seed))
