@@ -429,7 +429,12 @@ class C4(MapStage):
         longest = len(text) if self.max_word_characters is None else self.max_word_characters
         least = self.min_line_words or 0
         kept = []
-        for line in map(str.strip, text.splitlines()):
+        lines = [line.strip() for line in text.splitlines()]
+        if least:
+            full = list(filter(None, lines))
+            removed += collections.Counter(blank=len(lines) - len(full))
+            lines = full
+        for line in lines:
             words = line.split(None, least)  # no more than are wanted: the rest stays in one
             if len(line) > longest and max(map(len, line.split())) > longest:
                 removed["long_word"] += 1

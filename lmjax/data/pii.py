@@ -161,7 +161,7 @@ def find_ibans(text: str) -> Iterator[Hit]:
 # 2000::/3 is all that is given out; `add::face` and `std::vector` are not in it.
 IPV6 = re.compile(r"[23][0-9A-Fa-f]{3}:(?<![\w:.].{5})[0-9A-Fa-f:]{2,35}(?:(?<=:)[0-9]{1,3}(?:\.[0-9]{1,3}){3})?(?!\w)")
 OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-IPV4 = re.compile(rf"(?<![0-9]){OCTET}(?:\.{OCTET}){{3}}(?![\w]|[.~+_]\w|-[A-Za-z]|-[0-9]+(?![.0-9]))")
+IPV4 = re.compile(rf"(?<![0-9.]){OCTET}(?:\.{OCTET}){{3}}(?![\w]|[.~+_]\w|-[A-Za-z]|-[0-9]+(?![.0-9]))")
 VERSION_BEFORE = re.compile(
     r"(?:\b(?:v|ver|version|versione|versión|versão|версия|release|rel|rev|revision|build|firmware|patch|section|sections|sect?"
     r"|chapter|clause|paragraph|article|appendix|figure|fig|table|step|rule|item|oid|update|upgrade[ds]?|agent)s?[\s.:#=(\"'v]*"
@@ -190,7 +190,7 @@ def find_ipv4(text: str, start: int, end: int) -> Iterator[Hit]:
     """Public addresses of version 4 that are no versions: numbers as low as a version's must be called an address."""
     for match in IPV4.finditer(text, start, end):
         before = text[max(0, match.start() - 48) : match.start()]
-        if before[-1:] == "." or before[-1:].isalnum() or not is_global(match[0]) or VERSION_BEFORE.search(before):
+        if before[-1:].isalnum() or not is_global(match[0]) or VERSION_BEFORE.search(before):
             continue
         octets = [int(octet) for octet in match[0].split(".")]
         low = max(octets) < 64

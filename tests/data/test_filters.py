@@ -167,7 +167,7 @@ def c4(*lines, **fields):
         ("Two words.", "too_few_words"),
         ("Please enable JavaScript in your browser.", "javascript"),
         ("Read our Privacy Policy and more.", "policy"),
-        ("   ", "no_terminal_punctuation"),
+        ("   ", "blank"),
     ],
 )
 def test_c4_removes_lines(line, rule):
