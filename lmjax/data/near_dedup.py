@@ -30,7 +30,7 @@ SHINGLES = 1 << 15  # of a longer text the smallest hashes stand for all: an err
 SKETCHES = 1 << 10  # that become records at a time
 WHOLE_BUCKET = 8  # documents in a bucket up to which all are compared with all
 LEADERS = 64  # of a bucket that a document is compared with
-REMEMBERED = 1 << 14  # comparisons that a task does not repeat in other bands
+REMEMBERED = 1 << 12  # comparisons that a task does not repeat in other bands
 EDGES = 1 << 12  # that are Python objects at a time
 ROUNDS = 20  # after which what is undecided stays
 
