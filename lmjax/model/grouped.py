@@ -25,7 +25,7 @@ def grouped_dot(
 
 def block_rows(rows: int, groups: int) -> int:
     """A power of two near the rows of an even group: small groups would be mostly padding."""
-    return min(BLOCK, max(8, 1 << (rows // groups).bit_length() - 1))
+    return min(BLOCK, 1 << max(3, (rows // groups).bit_length() - 1))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))

@@ -13,6 +13,10 @@ precision, as on TPU and GPU, else 4), w arrays of the MLP's width by its activa
     block_outputs   2 a D                              layer input, attention branch
     full            a D                                layer input
 
+Experts keep rows · (3 a D + w F/t) in place of w F/t under "none", and nothing under "dots": rows gathered, run through, and brought
+back. There are k rows for a token; factor · k with a capacity; with dropless experts on x = config.mesh.expert devices, the worst
+case x · min(k, E/x). A shared MLP comes on top. All this is
+
 times the tokens of a device in one micro-batch, times L; none keeps a copy of the layers' weights in the product's dtype as well. While
 the backward pass is in a layer, what "none" keeps of that one layer exists too. Around the layers: the final norm and the gradient of
 its output. Loss head: one chunk's logits and their gradient in float32, and the gradient of the output weights. Sharded weights
@@ -103,6 +107,7 @@ def layout(config: RunConfig, num_devices: int) -> Layout:
         )
     for length in (config.data.seq_len, *config.data.seq_lens):
         check_tokens_divide(length, sizes["context"])
+    check_experts(config.model, sizes)
     check_divides(config.model, sizes)
     return Layout(sizes, config.mesh.zero, min(micros) // replicas)  # of the longest rows: they take most memory
 
@@ -111,9 +116,22 @@ def layout(config: RunConfig, num_devices: int) -> Layout:
 FIELDS = {
     "embed": "config.model.d_model",
     "kv_heads": "config.model.num_kv_heads (or num_heads)",
-    "mlp": "config.model.d_ff",
+    "mlp": "config.model.d_ff (or moe.shared_d_ff)",
+    "experts": "config.model.moe.num_experts",
     "vocab": "config.model.vocab_size",
 }
+
+
+def check_experts(model: ModelConfig, sizes: dict[str, int]) -> None:
+    """What experts cannot do with a mesh, and a mesh without them."""
+    need(
+        sizes["expert"] == 1 or model.moe is not None,
+        f"config.mesh.expert={sizes['expert']} splits experts: config.model.moe has none",
+    )
+    need(
+        sizes["context"] == 1 or model.moe is None,
+        f"config.mesh.context={sizes['context']} splits rows, over whose tokens config.model.moe balances its experts",
+    )
 
 
 def check_divides(model: ModelConfig, sizes: dict[str, int]) -> None:
@@ -166,19 +184,35 @@ def factored_size(shape: tuple[int, ...]) -> int | None:
 # --------------------------------------------------------------------------------------------------------------- estimates
 
 
-def kept_for_backward(model: ModelConfig, seq_len: int, a: int, tensor: int, remat: str) -> float:
+def kept_for_backward(model: ModelConfig, seq_len: int, a: int, tensor: int, remat: str, expert: int = 1) -> float:
     """Bytes that one layer keeps of one token under a remat policy, `a` bytes an activation; see the module."""
     width, queries = model.d_model, model.num_heads * model.dim_head / tensor
-    keys, hidden = model.kv_heads * model.dim_head / tensor, model.hidden / tensor
+    keys = model.kv_heads * model.dim_head / tensor
+    hidden = (model.hidden if model.moe is None else model.moe.shared_d_ff) / tensor
     if remat == "full":
         return float(a * width)
     if remat == "block_outputs":
         return float((2 if model.block == "pre" else 3) * a * width)  # a norm after the MLP needs its output
     if remat == "dots":
         return 2 * a * width + a * (queries + 2 * keys) + (2 if model.gated else 1) * a * hidden
-    norms = (32 if model.block == "sandwich" else 16) * width + 2 * a * width + (8 * (queries + keys) if model.qk_norm else 0)
+    norms = (
+        (32 if model.block == "sandwich" else 16) * width
+        + 2 * a * width
+        + (8 * (queries + keys) if model.qk_norm else 0)
+    )
     dropout = 2 * width if model.dropout else 0  # a boolean mask on each branch
-    return norms + dropout + MLP_ARRAYS[model.activation](a) * hidden + attention_keeps(model, seq_len, a, tensor)
+    mlp = MLP_ARRAYS[model.activation](a) * hidden + experts_keep(model, a, tensor, expert)
+    return norms + dropout + mlp + attention_keeps(model, seq_len, a, tensor)
+
+
+def experts_keep(model: ModelConfig, a: int, tensor: int, expert: int) -> float:
+    """Bytes that one layer's experts keep of one token where nothing is rematerialized."""
+    if model.moe is None:
+        return 0.0
+    rows = model.moe.top_k * (model.moe.capacity_factor or 1.0)
+    if model.moe.capacity_factor is None and expert > 1:
+        rows = expert * min(model.moe.top_k, model.moe.num_experts // expert)
+    return rows * (3 * a * model.d_model + MLP_ARRAYS[model.activation](a) * model.hidden / tensor)
 
 
 def attention_keeps(model: ModelConfig, seq_len: int, a: int, tensor: int) -> float:
@@ -198,10 +232,11 @@ def is_blockwise(model: ModelConfig, seq_len: int) -> bool:
 def activation_bytes(config: RunConfig, where: Layout) -> int:
     """Bytes on a device of what the layers keep for the backward pass of one micro-batch."""
     model, length, a = config.model, config.data.longest, product_bytes(config)
-    kept = model.num_layers * kept_for_backward(model, length, a, where.tensor, model.remat)
-    one_layer = kept_for_backward(model, length, a, where.tensor, "none")
+    expert = where.sizes["expert"]
+    kept = model.num_layers * kept_for_backward(model, length, a, where.tensor, model.remat, expert)
+    one_layer = kept_for_backward(model, length, a, where.tensor, "none", expert)
     around = (8 + 2 * a) * model.d_model
-    weights = layer_weights(model) * a // where.tensor if model.remat == "none" else 0
+    weights = layer_weights(model, where) * a if model.remat == "none" else 0
     return round(where.tokens(length) * (kept + one_layer + around)) + weights // fsdp_shards(where)
 
 
@@ -219,14 +254,15 @@ def gathered_bytes(config: RunConfig, where: Layout) -> int:
     if fsdp_shards(where) == 1:
         return 0
     a, model = product_bytes(config), config.model
-    layer = layer_weights(model) // model.num_layers
-    return (layer * (a + FLOAT32_BYTES) + model.d_model * model.vocab_size * a) // where.tensor
+    layer = layer_weights(model, where) // model.num_layers
+    return layer * (a + FLOAT32_BYTES) + model.d_model * model.vocab_size * a // where.tensor
 
 
-def layer_weights(model: ModelConfig) -> int:
-    """Numbers in the layers' products, all layers."""
-    shapes = params.parameter_shapes(model)
-    return sum(math.prod(shape) for path, shape in shapes.items() if params.is_layer_matrix(path))
+def layer_weights(model: ModelConfig, where: Layout) -> int:
+    """Numbers in the layers' products on a device while they are used: whole over fsdp; all layers."""
+    shapes, axes = params.parameter_shapes(model), params.logical_axes(model)
+    matrices = filter(params.is_layer_matrix, shapes)
+    return sum(math.prod(shapes[path]) // where.shards(axes[path], fsdp=False) for path in matrices)
 
 
 def fsdp_shards(where: Layout) -> int:

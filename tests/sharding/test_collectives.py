@@ -10,7 +10,7 @@ import pytest
 
 from lmjax import run
 from lmjax.batch import Batch
-from lmjax.model.config import ModelConfig
+from lmjax.model.config import ModelConfig, MoeConfig
 from lmjax.sharding import mesh as meshes
 from lmjax.sharding.config import MeshConfig
 from lmjax.train.config import RunConfig, TrainConfig
@@ -75,3 +75,18 @@ def test_data_sums_gradients_only():
     found = collectives(config(data=8))
     assert {kind for kind, _ in found} <= {"all-reduce"}
     assert jax.device_count() == 8
+
+
+@pytest.mark.parametrize("capacity", [None, 1.0])
+def test_experts_send_rows_there_and_back_forward_and_backward_and_gather_no_weight(capacity):
+    """Eight experts on eight devices, top-2: a dropless bucket holds all of a device's tokens, another a quarter of them."""
+    moe = MoeConfig(num_experts=8, top_k=2, capacity_factor=capacity)
+    model = dataclasses.replace(MODEL, moe=moe, d_ff=F // 2)
+    found = collections.Counter()
+    for (kind, shape), count in collectives(dataclasses.replace(config(expert=8), model=model)).items():
+        found[kind, int(np.prod(shape))] += count * (kind == "all-to-all" or int(np.prod(shape)) >= D * F)
+    bucket = T if capacity is None else T * 2 // 8
+    # Compiled for a CPU, a collective of 8 pieces is a tuple of them.
+    rows = sum(count for (kind, size), count in found.items() if kind == "all-to-all" and size == bucket * D)
+    assert rows == 4 * 8, found
+    assert not [size for (kind, size), count in found.items() if kind == "all-gather" and count]

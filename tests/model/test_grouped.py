@@ -1,0 +1,61 @@
+"""Grouped products against one plain product for each row, gradients too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lmjax.model import grouped
+
+SIZES = {
+    "even": [8, 8, 8, 8],
+    "one has all": [0, 32, 0, 0],
+    "some have none": [0, 20, 0, 12],
+    "rows of no group": [5, 0, 9, 1],
+    "no row": [0, 0, 0, 0],
+    "one over a block": [9, 17, 1, 5],
+}
+
+
+def one_by_one(x, w, sizes):
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    return (
+        jnp.stack([x[row] @ w[group[row]] for row in range(len(group))]) if len(group) else jnp.zeros((0, w.shape[2]))
+    )
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("product", ["blocks", "ragged"])
+def test_equals_a_product_of_each_row(name, product):
+    keys, sizes = jax.random.split(jax.random.key(0), 3), SIZES[name]
+    x, w = jax.random.normal(keys[0], (32, 6)), jax.random.normal(keys[1], (4, 6, 10))
+    cotangent, counts = jax.random.normal(keys[2], (32, 10)), jnp.asarray(sizes, jnp.int32)
+    real = sum(sizes)
+
+    def ours(x, w):
+        if product == "blocks":
+            return grouped.blocks(x, w, counts, jnp.dtype("float32"), 8)[:real]
+        return jax.lax.ragged_dot(x, w, counts)[:real]
+
+    out, pull = jax.vjp(ours, x, w)
+    expected, expected_pull = jax.vjp(lambda x, w: one_by_one(x, w, sizes), x, w)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    for one, other in zip(pull(cotangent[:real]), expected_pull(cotangent[:real]), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_half_precision_operands_and_a_wide_sum():
+    x, w = jnp.ones((300, 512), jnp.bfloat16), jnp.ones((2, 512, 4), jnp.bfloat16)
+    sizes = jnp.asarray([257, 43], jnp.int32)
+    out, pull = jax.vjp(lambda x, w: grouped.blocks(x, w, sizes, jnp.dtype("float32"), 64), x, w)
+    assert out.dtype == jnp.float32 and out.min() == out.max() == 512
+    dx, dw = pull(jnp.ones_like(out))
+    assert dx.dtype == dw.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(
+        dw[:, 0, 0], jnp.asarray([257.0, 43.0], jnp.bfloat16)
+    )  # rounded once, not at each block
+
+
+@pytest.mark.parametrize("rows, groups, block", [(4096, 8, 128), (64, 8, 8), (2, 8, 8), (300, 4, 64), (100, 4, 16)])
+def test_blocks_are_no_larger_than_an_even_group(rows, groups, block):
+    assert grouped.block_rows(rows, groups) == block
