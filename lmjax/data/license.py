@@ -103,12 +103,10 @@ class License(MapStage):
     name: ClassVar[str] = "license"
 
     allow: tuple[str, ...] = ()  # SPDX ids that are kept, `*` stands for any characters: "CC-BY-*"; empty: all are
-    keep_unknown: bool = (
-        False  # with an allow list: documents that say nothing, or nothing that is understood, are kept
-    )
-    sources: dict[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # source → licence, where its documents say nothing
+    # with an allow list: documents that say nothing, or nothing that is understood, are kept
+    keep_unknown: bool = False
+    # source → licence, where its documents say nothing
+    sources: dict[str, str] = dataclasses.field(default_factory=dict)
     header_characters: int = 6000  # in which a notice is looked for; 0: the metadata decide
 
     def __post_init__(self) -> None:

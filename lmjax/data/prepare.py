@@ -71,9 +71,8 @@ class PrepareConfig:
     stages: tuple[str, ...] = ()  # names of the sections below; a stage may stand twice
     shard_bytes: int = 32_000_000  # of text: what a task works on, and what a kill may cost
     max_failed_share: float = 0.01  # of a source's documents that may fail in the reading or a stage: more is an error
-    deal_by: str | None = (
-        None  # a field of meta, such as language: each of its values becomes a source (web → web-en, web-de)
-    )
+    # a field of meta, such as language: each of its values becomes a source (web → web-en, web-de)
+    deal_by: str | None = None
     tokenizer: str | None = free(None)  # made by `lmjax tokenizer`: the report's tokens are measured by it, not guessed
     save: Literal["stage", "pass"] = free("stage")
     # stage: each stage's output is kept, so that a changed option redoes it and what follows; pass: stages that judge

@@ -40,6 +40,7 @@ SHOWN = 10  # failures that are told one by one; all are counted
 RECORD_BYTES = 1 << 27  # of a line, a page, a text file: memory holds one, and a larger one fails
 RAW_BYTES = 1 << 20  # of a failed record that are set aside
 SUFFIX = ".jsonl.zst"  # of the project's own form
+OWN_FIELDS = {"id", "text", "source", "meta"}  # of a line of it
 
 
 @dataclasses.dataclass
@@ -53,9 +54,8 @@ class Counts:
     skipped_files: int = 0  # files in a folder that have no known extension
     failures: list[str] = dataclasses.field(default_factory=list)  # the first ones: `file:line: why`
     left_out: collections.Counter = dataclasses.field(default_factory=collections.Counter)  # archives' records, by kind
-    quarantine: Callable[[str, str, bytes], None] | None = (
-        None  # gets (where, why, bytes) of what failed, where there are any
-    )
+    # gets (where, why, bytes) of what failed, where there are any
+    quarantine: Callable[[str, str, bytes], None] | None = None
 
     def keep(self) -> None:
         """One record became a document."""
@@ -212,7 +212,8 @@ def to_document(record: Any, place: str, origin: Origin) -> Document:
     """A record's text, its id (or its place), and the rest as meta."""
     if not isinstance(record, dict):
         raise Fault(f"a record must be a JSON object, not {type(record).__name__}")
-    meta = dict(record)
+    ours = record.keys() == OWN_FIELDS and isinstance(record["meta"], dict)  # a file of a stage, given by itself
+    meta = {**record["meta"], "id": record["id"], "text": record["text"]} if ours else dict(record)
     text = meta.pop(origin.text_field, None)
     if not isinstance(text, str):
         why = f"is {type(text).__name__}, not a text" if origin.text_field in record else "is missing"

@@ -72,6 +72,14 @@ def test_id_and_meta(tmp_path):
     assert [d.id for d in read_documents(tmp_path, "web", id_field=None)] == [f"d/a.jsonl#{i}" for i in (1, 2, 3)]
 
 
+def test_a_stages_file_given_by_itself_keeps_its_meta(tmp_path):
+    """A glob over the project's own files is no reason to bury meta one level deeper."""
+    written = [Document("a", "text", "old", {"url": "u", "id": 3}), Document("b", "more", "old", {})]
+    write_documents(tmp_path / "old.jsonl.zst", written)
+    again = list(read_documents(tmp_path / "old.jsonl.zst", "new"))
+    assert again == [Document("a", "text", "new", {"url": "u"}), Document("b", "more", "new", {})]
+
+
 def test_another_text_field(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines({"content": "a", "text": "title"}))
     (document,) = read_documents(tmp_path, "s", text_field="content")
