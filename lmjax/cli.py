@@ -133,6 +133,25 @@ def complete(args: argparse.Namespace, sampling) -> None:
         print(json.dumps({"text": text}), flush=True)
 
 
+def hf_import(args: argparse.Namespace) -> None:
+    """Turn a folder of Hugging Face into a workdir that evaluates, generates and is begun from."""
+    from lmjax import run
+    from lmjax.plan import params
+
+    with working("reading the checkpoint"):
+        kind, config = run.import_hf(args.folder, args.out, args.tokenizer, args.overrides)
+    print(f"{args.out}: {kind}, {params.total(config.model):,} parameters")
+
+
+def hf_export(args: argparse.Namespace) -> None:
+    """Write a checkpoint of a run as a folder of Hugging Face."""
+    from lmjax import run
+
+    with working("writing the checkpoint"):
+        kind, step, vocab = run.export_hf(args.workdir, args.out, args.step, args.dtype)
+    print(f"{args.out}: step {step} as {kind}, {args.dtype}, {vocab:,} ids")
+
+
 def trace(args: argparse.Namespace) -> None:
     """List the documents that a step of a run reads."""
     from lmjax import run
@@ -350,6 +369,18 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--top-k", type=int, metavar="K")
     sub.add_argument("--top-p", type=float, metavar="P")
     sub.add_argument("--seed", type=int, default=0)
+
+    sub = verb("hf-import", hf_import)
+    sub.set_defaults(takes_config=True)
+    sub.add_argument("--from", dest="folder", required=True, metavar="DIR", help="config.json, safetensors, tokenizer")
+    sub.add_argument("--out", required=True, metavar="WORKDIR")
+    sub.add_argument("--tokenizer", metavar="DIR", help="made by `lmjax tokenizer`, where --from holds none")
+
+    sub = verb("hf-export", hf_export)
+    sub.add_argument("--workdir", required=True, metavar="DIR", help="the run's folder")
+    sub.add_argument("--step", type=int, metavar="N", help="the checkpoint (default: the newest)")
+    sub.add_argument("--out", required=True, metavar="DIR")
+    sub.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="default: bfloat16")
 
     sub = verb("trace", trace)
     sub.add_argument("--workdir", required=True, metavar="DIR")

@@ -12,6 +12,7 @@ A workdir holds:
 import dataclasses
 import functools
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from lmjax.errors import UserError
 from lmjax.eval import perplexity
 from lmjax.generate import decode
 from lmjax.generate.sample import Sampling
+from lmjax.hf import export, load
 from lmjax.model.decoder import Params
 from lmjax.model.dense import Dtypes, dtypes
 from lmjax.monitor.speed import Speed, peak_flops
@@ -55,6 +57,7 @@ RUN = "run.json"
 TOKENIZER = "tokenizer"
 COMPILE_CACHE = "compile_cache"
 PACKING = "packing"
+IMPORT_SEQ_LEN = 2048  # tokens of a row when an import is evaluated, at most
 FLOAT16_SKIPS = 100  # overflows in a row while the loss scale is found; more, and the loss is not finite itself
 
 
@@ -129,6 +132,7 @@ def train(config: RunConfig, workdir: os.PathLike | str, distributed: bool = Fal
     parts = build_parts(config)
     reader = build_reader(config, workdir, functools.partial(multihost.local_rows, parts.batch_sharding))
     check_tokenizer(config, tokenizer, reader.sources[0].tokenizer)
+    check_init_from(config, tokenizer)
     record = {
         "config": configs.to_dict(absolute_paths(config)),
         "tokenizer": tokenizer.fingerprint(),
@@ -225,14 +229,26 @@ def build_evaluate(parts: Parts, split: str | None = None, max_rows: int | str |
 def initial_state(parts: Parts, workdir: epath.Path) -> tuple[TrainState, int, list[str]]:
     """The newest readable checkpoint, or the state before the first step; with its step and what to tell."""
     if not checkpoint_steps(workdir):
-        init = jax.jit(lambda: init_state(parts.config, parts.optimizer), out_shardings=parts.shardings.state)
-        return init(), 0, []
+        return first_state(parts)
     restored = restore.restore(workdir, parts.abstract_state())
     if int(restored.state.step) != restored.step:
         raise RuntimeError(f"checkpoint {restored.step} holds the state of step {int(restored.state.step)}")
     if restored.unreadable and multihost.is_primary():
         restore.set_aside(workdir, restored.step)
     return restored.state, restored.step, [*restored.unreadable, f"going on from checkpoint {restored.step}"]
+
+
+def first_state(parts: Parts) -> tuple[TrainState, int, list[str]]:
+    """The state before the first step: drawn, or with the parameters of another run."""
+    config, place = parts.config, parts.shardings.state
+    if config.init_from is None:
+        return jax.jit(lambda: init_state(config, parts.optimizer), out_shardings=place)(), 0, []
+    restored = restore.restore(config.init_from, parts.abstract_weights(), partial=True)
+    begin = jax.jit(
+        lambda params: init_state(config, parts.optimizer, params), out_shardings=place, donate_argnums=(0,)
+    )
+    notes = [*restored.unreadable, f"beginning with the parameters of {config.init_from}, step {restored.step}"]
+    return begin(restored.state.params), 0, notes
 
 
 def describe(parts: Parts, speed: Speed) -> list[str]:
@@ -302,6 +318,18 @@ def check_tokenizer(config: RunConfig, tokenizer: Tokenizer, shards: str) -> Non
         )
 
 
+def check_init_from(config: RunConfig, tokenizer: Tokenizer) -> None:
+    """The run to begin from has the same model and the same tokenizer; each difference is named."""
+    if config.init_from is None:
+        return
+    other, its_tokenizer = open_run(config.init_from)
+    differences = config.model.differences(other.model)
+    if its_tokenizer.fingerprint() != tokenizer.fingerprint():
+        differences.append("another tokenizer")
+    if differences:
+        raise UserError(f"config.init_from={config.init_from} is of another model: {'; '.join(differences)}")
+
+
 def absolute_paths(config: RunConfig) -> RunConfig:
     """The config with local paths made absolute, so that a workdir can be used from anywhere."""
 
@@ -312,7 +340,8 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     data = dataclasses.replace(
         config.data, shards=tuple(map(absolute, shards)), packing_dir=None if rows is None else absolute(rows)
     )
-    return dataclasses.replace(config, data=data, tokenizer=absolute(config.tokenizer))
+    start = None if config.init_from is None else absolute(config.init_from)
+    return dataclasses.replace(config, data=data, tokenizer=absolute(config.tokenizer), init_from=start)
 
 
 def claim_workdir(workdir: epath.Path, record: dict[str, Any], tokenizer: Tokenizer) -> list[str]:
@@ -377,6 +406,7 @@ class Model(NamedTuple):
     parts: Parts
     tokenizer: Tokenizer
     params: Params
+    step: int = 0
 
 
 def load_model(workdir: os.PathLike | str, step: int | None, overrides: list[str]) -> Model:
@@ -386,14 +416,14 @@ def load_model(workdir: os.PathLike | str, step: int | None, overrides: list[str
     with meshes.use(parts.mesh):
         restored = restore.restore(workdir, parts.abstract_weights(), step, partial=True)
     announce(list(restored.unreadable))
-    return Model(parts, tokenizer, restored.state.params)
+    return Model(parts, tokenizer, restored.state.params, restored.step)
 
 
 def stream(
     model: Model, prompts: Sequence[str], max_tokens: int, sampling: Sampling, seeds: Sequence[int] | None = None
 ) -> Iterator[list[str]]:
     """See `generate`; with `seeds`, each prompt's draw is its own."""
-    parts, tokenizer, weights = model
+    parts, tokenizer, weights, _ = model
     bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     ids = [np.array([*bos, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
     numbers = tokenizer.vocab_size, tokenizer.eos_id, seeds
@@ -423,6 +453,69 @@ def complete(
         prompts, seeds = zip(*batch, strict=True)
         gained = stream(model, prompts, max_tokens, sampling, seeds)
         yield from map("".join, zip(*gained, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------------------ interchange
+
+
+def import_hf(
+    folder: os.PathLike | str, workdir: os.PathLike | str, tokenizer: str | None, overrides: list[str]
+) -> tuple[str, RunConfig]:
+    """Makes a folder of Hugging Face a workdir that evaluates, generates and is begun from; the family and the config.
+
+    Args:
+      folder: holds config.json, safetensors and the tokenizer.
+      workdir: a new folder.
+      tokenizer: a folder made by `lmjax tokenizer`, where the other holds none.
+      overrides: of all but what the model is.
+    """
+    kind, model = load.read_config(folder)
+    own = load.read_tokenizer(folder) if tokenizer is None else tokenizers.load(tokenizer)
+    path = epath.Path(workdir)
+    rows = math.lcm(RunConfig().train.batch_size, jax.device_count())
+    values: dict[str, Any] = {
+        "model": configs.to_dict(model),
+        "tokenizer": os.fspath(path / TOKENIZER),
+        "data": {"seq_len": min(model.max_length, IMPORT_SEQ_LEN)},
+        "train": {"batch_size": rows},
+    }
+    for override in overrides:
+        configs.set_override(values, override)
+    config = configs.build(RunConfig, values)
+    changed = config.model.differences(model)
+    configs.need(not changed, f"an import keeps the model that config.json describes: {'; '.join(changed)}")
+    check_tokenizer(config, own, own.fingerprint())
+    parts = build_parts(config)
+    record = {
+        "config": configs.to_dict(absolute_paths(config)),
+        "tokenizer": own.fingerprint(),
+        "data": None,
+        "code": files.code_version(),
+        "imported": {"family": kind, "from": os.fspath(folder)},
+    }
+    files.claim(path, "hf-import")
+    files.empty(path)
+    with meshes.use(parts.mesh):
+        params = load.load_params(folder, kind, model, parts.shardings.state.params)
+        step = jax.device_put(np.zeros((), np.int32), meshes.replicated(parts.mesh))
+        own.save(path / TOKENIZER)
+        with save.Saver(path, config.checkpoint, record) as saver:
+            saver.save(0, Weights(step, params))
+    files.write_json(path / RUN, record)
+    (path / files.UNFINISHED).unlink()
+    return kind, config
+
+
+def export_hf(workdir: os.PathLike | str, out: os.PathLike | str, step: int | None, dtype: str) -> tuple[str, int, int]:
+    """Writes a checkpoint as a folder of Hugging Face; its family, step and vocabulary."""
+    path = epath.Path(out)
+    model = load_model(workdir, step, [])
+    config = model.parts.config.model
+    files.claim(path, "hf-export")
+    files.empty(path)
+    kind = export.write_folder(path, config, model.params, model.tokenizer, dtype)
+    (path / files.UNFINISHED).unlink()
+    return kind, model.step, model.tokenizer.vocab_size
 
 
 def trace(workdir: os.PathLike | str, step: int) -> list[dict[str, Any]]:

@@ -313,7 +313,7 @@ def write(model: ModelConfig) -> tuple[str, dict[str, Any]]:
     nearest: tuple[str, list[str]] | None = None
     for kind, family in FAMILIES.items():
         config = {"model_type": kind, "architectures": [family.architecture], **write_keys(model, kind, family)}
-        differences = compare(model, read(config)[1])
+        differences = model.differences(read(config)[1])
         if not differences:
             return kind, config
         if nearest is None or len(differences) < len(nearest[1]):
@@ -322,12 +322,6 @@ def write(model: ModelConfig) -> tuple[str, dict[str, Any]]:
     raise UserError(
         f"no family has such a model; the nearest is {nearest[0]}, which differs in {'; '.join(nearest[1])}"
     )
-
-
-def compare(model: ModelConfig, other: ModelConfig) -> list[str]:
-    """Fields in which two models differ, as "field=ours, not theirs"."""
-    ours, theirs = model.resolved(), other.resolved()
-    return [f"{field}={ours[field]!r}, not {theirs[field]!r}" for field in ours if ours[field] != theirs[field]]
 
 
 def write_keys(model: ModelConfig, kind: str, family: Family) -> dict[str, Any]:

@@ -166,6 +166,11 @@ class ModelConfig:
         }  # fmt: skip
         return fields
 
+    def differences(self, other: "ModelConfig") -> list[str]:
+        """Where the logits of two models must differ: "d_model=64, not 128"."""
+        ours, theirs = self.resolved(), other.resolved()
+        return [f"{name}={ours[name]!r}, not {theirs[name]!r}" for name in ours if ours[name] != theirs[name]]
+
     @property
     def pattern(self) -> tuple[str, ...]:
         """The kinds of one period of layers."""

@@ -1,21 +1,23 @@
 """A `tokenizer.json` of the Hugging Face `tokenizers` library, read by that library.
 
-What it loses, it loses by its own rules; lone surrogates, which it cannot take, become U+FFFD.
+What it loses, it loses by its own rules; lone surrogates, which it cannot take, become U+FFFD. A `tokenizer_config.json` beside it
+says which special tokens begin, end and pad; then <bos> is what the tokenizer itself puts first, if it puts anything.
 """
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tokenizers
 from etils import epath
 
 from lmjax.errors import UserError
-from lmjax.files import sha256_bytes, sha256_json, write_atomic
+from lmjax.files import read_json, sha256_bytes, sha256_json, write_atomic, write_json
 from lmjax.tokenizers.base import as_list, write_metadata
 
 MODEL = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
 SURROGATES = re.compile("[\ud800-\udfff]")
 # The usual names; the first one that is a special token counts.
 PAD_NAMES = ("<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>")
@@ -26,10 +28,15 @@ EOS_NAMES = ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>", "[SEP]", "<|im
 class HfTokenizer:
     """A `tokenizers.Tokenizer` without truncation, padding, added ids, or special tokens read from a text."""
 
-    def __init__(self, model: str):
-        """`model`: the JSON text."""
-        self.model = model
+    def __init__(self, model: str, named: Mapping[str, str | None] | None = None):
+        """
+        Args:
+          model: the JSON text.
+          named: "bos_token", "eos_token", "pad_token" → text, as far as a tokenizer_config.json has them; none: there is none.
+        """
+        self.model, self.named = model, named
         self.tokenizer = tokenizers.Tokenizer.from_str(model)
+        first = self.tokenizer.encode("", add_special_tokens=True).ids[:1]
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.encode_special_tokens = True  # their names in a text are text
@@ -40,6 +47,12 @@ class HfTokenizer:
             next((special[name] for name in names if name in special), None)
             for names in (PAD_NAMES, BOS_NAMES, EOS_NAMES)
         )
+        if named is not None:
+            ids = {name: None if text is None else self.tokenizer.token_to_id(text) for name, text in named.items()}
+            self.pad_id, self.eos_id = ids.get("pad_token", self.pad_id), ids.get("eos_token", self.eos_id)
+            self.bos_id = ids.get("bos_token", self.bos_id)
+            # A token that the tokenizer does not put first, the model has not seen there.
+            self.bos_id = self.bos_id if first == [self.bos_id] else None
 
     def encode(self, text: str) -> np.ndarray:
         """int32 ids of a text."""
@@ -58,6 +71,8 @@ class HfTokenizer:
     def save(self, folder: epath.Path) -> None:
         """Writes the JSON as it was read, and the metadata."""
         write_atomic(epath.Path(folder) / MODEL, self.model)
+        if self.named is not None:
+            write_json(epath.Path(folder) / CONFIG, dict(self.named))
         write_metadata(self, "hf", epath.Path(folder))
 
     @classmethod
@@ -69,7 +84,9 @@ class HfTokenizer:
     def read(cls, path: os.PathLike | str) -> "HfTokenizer":
         """From a `tokenizer.json`; a `UserError` if it is missing or none."""
         try:
-            return cls(epath.Path(path).read_bytes().decode())
+            return cls(epath.Path(path).read_bytes().decode(), read_named(epath.Path(path).parent / CONFIG))
+        except UserError:
+            raise
         except OSError as error:
             raise UserError(f"cannot read the tokenizer {path}: {error.strerror or error}") from error
         except Exception as error:  # the library raises nothing narrower
@@ -77,7 +94,17 @@ class HfTokenizer:
 
     def fingerprint(self) -> str:
         """Hash of the JSON."""
-        return sha256_json({"kind": "hf", "model": sha256_bytes(self.model.encode())})
+        named = {} if self.named is None else {"named": dict(self.named)}
+        return sha256_json({"kind": "hf", "model": sha256_bytes(self.model.encode()), **named})
 
     def __reduce__(self):
-        return HfTokenizer, (self.model,)
+        return HfTokenizer, (self.model, self.named)
+
+
+def read_named(path: epath.Path) -> dict[str, str | None] | None:
+    """The special tokens of a `tokenizer_config.json`; none where there is no such file."""
+    if not path.exists():
+        return None
+    config = read_json(path)
+    values = {name: config[name] for name in ("bos_token", "eos_token", "pad_token") if name in config}
+    return {name: value["content"] if isinstance(value, dict) else value for name, value in values.items()}

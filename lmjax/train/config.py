@@ -72,6 +72,7 @@ class RunConfig:
 
     seed: int = 0  # of the initial parameters, the order of the data and dropout
     objective: Literal["next_token"] = "next_token"
+    init_from: str | None = None  # workdir of a run or an import: begin with its newest parameters, all else fresh
     tokenizer: str = free("")  # folder made by `lmjax tokenizer`; a run keeps a copy, compared by fingerprint
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)

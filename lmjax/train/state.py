@@ -37,10 +37,15 @@ class Weights(NamedTuple):
     params: decoder.Params
 
 
-def init_state(config: RunConfig, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step, a function of the config alone; to be jitted with `state_shardings` as output."""
+def init_state(
+    config: RunConfig, optimizer: optax.GradientTransformation, params: decoder.Params | None = None
+) -> TrainState:
+    """The state before the first step, a function of the config alone; to be jitted with `state_shardings` as output.
+
+    With `params` it begins from these.
+    """
     params_key, dropout_key = jax.random.split(jax.random.key(config.seed))
-    params = decoder.init(config.model, params_key)
+    params = decoder.init(config.model, params_key) if params is None else params
     scale = 2.0**15 if config.train.precision == "float16" else 1.0
     return TrainState(
         step=jnp.zeros((), jnp.int32),

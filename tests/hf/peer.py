@@ -75,3 +75,15 @@ def logits(peer, tokens):
     """Logits of rows of tokens, float32."""
     with torch.no_grad():
         return peer(torch.tensor(tokens)).logits.float().numpy()
+
+
+def word_tokenizer(count=96):
+    """A tokenizer of `count` words in the library's own form, which puts <bos> before each text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    vocab = {"<pad>": 0, "<bos>": 1, "<eos>": 2, "<unk>": 3} | {f"w{i}": i for i in range(4, count)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<pad>", "<bos>", "<eos>", "<unk>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    return tokenizer

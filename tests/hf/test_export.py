@@ -1,0 +1,76 @@
+"""HF → lmjax → a step → HF, for each family; exports that transformers loads; what cannot be exported."""
+
+import jax
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from lmjax.generate.decode import generate
+from lmjax.generate.sample import Sampling
+from lmjax.hf import export
+from lmjax.model.dense import dtypes
+from lmjax.tokenizers.hf import HfTokenizer
+from tests.hf import peer
+from tests.hf.test_load import TOLERANCE, imported, logits
+
+FLOAT32 = dtypes("float32", "cpu")
+
+
+def words(count=96):
+    """A tokenizer.json of `count` words, which begins each text with <bos>."""
+    tokenizer = peer.word_tokenizer(count)
+    return HfTokenizer(tokenizer.to_str())
+
+
+def trained(model, params):
+    """Parameters a step of SGD away, by the gradient of the mean log-likelihood."""
+    tokens = np.random.default_rng(1).integers(0, 96, (2, 24))
+
+    def loss(params):
+        logp = jax.nn.log_softmax(logits(model, params, tokens[:, :-1]))
+        return -jax.numpy.take_along_axis(logp, tokens[:, 1:, None], axis=-1).mean()
+
+    return jax.tree.map(lambda p, g: p - 0.05 * g, params, jax.jit(jax.grad(loss))(params))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", peer.MODELS)
+def test_a_step_and_back(name, tmp_path):
+    theirs = peer.model(name)
+    theirs.save_pretrained(tmp_path / "in")
+    model, params = imported(tmp_path / "in")
+    before = peer.logits(theirs, np.arange(70)[None])
+    params = trained(model, params)
+    kind = export.write_folder(tmp_path / "out", model, params, words(), shard_bytes=40_000)
+    assert kind == theirs.config.model_type
+    back, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(info.values()), info
+    assert back.config.tie_word_embeddings == theirs.config.tie_word_embeddings
+    tokens = np.random.default_rng(0).integers(0, 96, (2, 80))
+    np.testing.assert_allclose(logits(model, params, tokens), peer.logits(back.eval(), tokens), atol=TOLERANCE)
+    assert np.abs(peer.logits(back, np.arange(70)[None]) - before).max() > 0.01  # the step is in it
+    again, params_again = imported(tmp_path / "out")
+    assert not again.differences(model)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, params_again)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral", "qwen2, yarn, tied", "qwen3", "gemma2", "gemma3", "olmo2", "gpt2"]
+)
+def test_greedy_tokens_are_those_of_transformers(name, tmp_path):
+    theirs = peer.model(name, seed=3)
+    theirs.save_pretrained(tmp_path)
+    model, params = imported(tmp_path)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 96, length).astype(np.int32) for length in (3, 17, 30)]
+    ours = np.stack(list(generate(model, params, prompts, 64, Sampling(temperature=0.0), FLOAT32, 96)), axis=1)
+    for row, prompt in zip(ours, prompts):
+        theirs_row = theirs.generate(
+            torch.tensor(prompt)[None].long(), max_new_tokens=64, do_sample=False, eos_token_id=-1
+        )
+        assert row.tolist() == theirs_row[0, len(prompt) :].tolist()
