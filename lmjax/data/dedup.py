@@ -26,7 +26,7 @@ from lmjax.data.document import Document
 from lmjax.data.engine import Engine, Task
 from lmjax.data.read import SUFFIX, read_written
 from lmjax.data.sortmerge import BLOCK_RECORDS, Packed, Run, RunWriter, merged, whole, write_packed, write_run
-from lmjax.data.stage import Drop, GlobalStage, Shard, Tally, Verdict
+from lmjax.data.stage import NO_DOCUMENTS, Drop, GlobalStage, Shard, Tally, Verdict
 from lmjax.errors import UserError
 from lmjax.files import read_json, read_manifest, sha256_file, write_json
 
@@ -38,7 +38,6 @@ LARGEST = 10  # clusters that the report shows
 MEMBERS = 5  # of them
 START_CHARACTERS = 200  # of their text
 OPEN_FILES = 64  # packed files that a task keeps open
-SET_ASIDE = ("dropped", "failed", "quarantine")  # folders of documents that did not come through an earlier preparation
 INDEX = "index.json"
 LOST = "lost_as_duplicates"  # the tally of dropped documents by source
 
@@ -243,7 +242,7 @@ def days(value: Any) -> float:
 def earlier_documents(folder: Path) -> list[Path]:
     """The files of documents of a finished folder."""
     paths = sorted(
-        path for path in folder.rglob(f"*{SUFFIX}") if not set(path.relative_to(folder).parts) & set(SET_ASIDE)
+        path for path in folder.rglob(f"*{SUFFIX}") if not set(path.relative_to(folder).parts) & set(NO_DOCUMENTS)
     )
     if not paths:
         raise UserError(f"{folder} holds no documents (*{SUFFIX}): it cannot serve as an earlier corpus")

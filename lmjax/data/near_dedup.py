@@ -46,18 +46,15 @@ class NearDedup(Dedup):
     packed: ClassVar[tuple[str, ...]] = ("ids", "shown")
 
     method: Literal["minhash", "simhash"] = "minhash"
-    threshold: float = (
-        0.8  # Jaccard similarity from which on texts are duplicates: above the bands' knee (0.72), so few are missed
-    )
-    ngram: int | None = (
-        None  # words of a shingle; none: 5 for minhash, 3 for simhash. Shorter texts are never duplicates
-    )
+    # Jaccard similarity from which on texts are duplicates: above the bands' knee (0.72), so few are missed
+    threshold: float = 0.8
+    # words of a shingle; none: 5 for minhash, 3 for simhash. Shorter texts are never duplicates
+    ngram: int | None = None
     bands: int = 14  # of a signature; more find more candidates: knee at (1 / bands)^(1 / rows)
     rows: int = 8  # hashes of a band
     seed: int = 1  # of the permutations
-    verify: Literal["shingles", "signature"] = (
-        "shingles"  # what candidates are compared by: exact, or ± 0.04 in a third of the space
-    )
+    # what candidates are compared by: exact, or ± 0.04 in a third of the space
+    verify: Literal["shingles", "signature"] = "shingles"
     max_bits: int = 3  # simhash: duplicates differ in at most so many of 64 bits
 
     def __post_init__(self) -> None:

@@ -332,6 +332,23 @@ def test_dealt_by_a_field_each_value_is_a_source(tmp_path):
     assert manifest.counts["documents"] == 50
 
 
+@pytest.mark.parametrize("index", [False, True], ids=["documents", "index"])
+@pytest.mark.parametrize("name", ["exact_dedup", "near_dedup"])
+def test_an_earlier_preparation_is_not_taken_in_again(tmp_path, name, index):
+    """What an earlier run kept comes back as `in_earlier_corpus`; what it dropped is new."""
+    texts = [" ".join(random.Random(i).choices(WORDS, k=60)) for i in range(40)]
+    for part, chosen in (("old", texts[:25]), ("new", texts[10:])):
+        (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in chosen))
+    stage = getattr(prepare.PrepareConfig(), name)
+    old = Config(stages=(name,), **{name: dataclasses.replace(stage, index=index)})
+    prepare.prepare(old, tmp_path / "old", [str(tmp_path / "old.jsonl")], "web")
+    new = Config(stages=(name,), **{name: dataclasses.replace(stage, earlier=(str(tmp_path / "old"),))})
+    prepare.prepare(new, tmp_path / "new", [str(tmp_path / "new.jsonl")], "web")
+    total = read_json(tmp_path / "new" / "report.json")["stages"][-1]["total"]
+    assert total["dropped"] == {"in_earlier_corpus": 15}
+    assert {document.text for document in read_written(tmp_path / "new" / "web.jsonl.zst")} == set(texts[25:])
+
+
 def test_explain(whole):
     events = list(passes.read_lines(whole / "events" / "web.jsonl.zst"))
     dropped = next(event for event in events if event["reason"] == "short")
