@@ -9,7 +9,7 @@ import pytest
 
 from lmjax.batch import Batch
 from lmjax.model import decoder
-from lmjax.model.config import ModelConfig
+from lmjax.model.config import ModelConfig, MoeConfig
 from lmjax.model.dense import dtypes
 from lmjax.plan import params
 from lmjax.plan.flops import flops_per_token
@@ -120,3 +120,27 @@ def test_a_window_counts_the_keys_that_it_shows(seq_len):
     pairs = 4 * local + whole  # layers 0, 1, 3, 4 are local
     flops = flops_per_token(model, seq_len)
     assert seq_len * flops.attention == pytest.approx(4 * model.num_heads * model.dim_head * pairs)
+
+
+def test_experts_are_two_flops_for_each_active_weight():
+    """Of the layers' products and the gate of the shared MLP; norms, the bias and embeddings multiply nothing."""
+    moe = MoeConfig(num_experts=6, top_k=2, shared_d_ff=40, shared_gate=True, bias_rate=0.1)
+    model = ModelConfig(moe=moe, d_ff=72, tie_embeddings=False)
+    counts = params.count_by_group(model)
+    idle = counts["embedding"] + counts["norm"] + model.num_layers * 6
+    flops = flops_per_token(model, 64)
+    assert flops.forward - flops.attention == 2 * (params.active(model) - idle)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "dots", "block_outputs", "full"])
+def test_the_compiler_counts_the_same_for_experts(remat):
+    """With a capacity of exactly an even share, whose products have sizes that the compiler knows."""
+    length, moe = 64, MoeConfig(num_experts=4, top_k=2, capacity_factor=1.0, shared_d_ff=256)
+    model = ModelConfig(
+        num_layers=3, d_model=512, num_heads=8, num_kv_heads=2, d_ff=512, vocab_size=2048, tie_embeddings=False,
+        scan="off", attention="reference", remat=remat, moe=moe,
+    )  # fmt: skip
+    flops = flops_per_token(model, length)
+    whole = {"none": 3, "dots": 4, "block_outputs": 4, "full": 4}[remat] * flops.attention * (length - 1) / (length + 1)
+    assert compiled_flops(model, 4, length, training=True) == pytest.approx(flops.hardware + whole, rel=0.03)

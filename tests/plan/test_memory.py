@@ -11,7 +11,7 @@ from lmjax.batch import Batch
 from lmjax.data.config import DataConfig
 from lmjax.errors import UserError
 from lmjax.model import attention, decoder
-from lmjax.model.config import ModelConfig
+from lmjax.model.config import ModelConfig, MoeConfig
 from lmjax.model.dense import dtypes
 from lmjax.optim.build import build_optimizer
 from lmjax.optim.config import OptimConfig
@@ -56,6 +56,21 @@ def test_state_and_gradients_are_the_shards_of_the_real_ones(mesh, name):
     assert planned.optimizer == shard_bytes(state.opt_state, shardings.state.opt_state)
 
 
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
+def test_experts_are_the_shards_of_the_real_ones(name):
+    moe = MoeConfig(num_experts=8, shared_d_ff=64, shared_gate=True, bias_rate=0.1)
+    mesh = MeshConfig(data=1, fsdp=2, expert=2, tensor=2)
+    config = RunConfig(
+        model=dataclasses.replace(MODEL, moe=moe), mesh=mesh, optim=OptimConfig(name=name, warmup_steps=0)
+    )
+    optimizer = build_optimizer(config.optim)
+    shardings = state_shardings(config, make_mesh(mesh), optimizer)
+    state = jax.eval_shape(lambda: init_state(config, optimizer))
+    planned = memory.memory(config, 8)
+    assert planned.params == shard_bytes(state.params, shardings.state.params)
+    assert planned.optimizer == shard_bytes(state.opt_state, shardings.state.opt_state)
+
+
 def test_batch_is_the_rows_of_a_device():
     config = RunConfig(train=TrainConfig(batch_size=32, accumulation=2), data=DataConfig(seq_len=100))
     rows, length = 32 // 4, 100
@@ -93,6 +108,17 @@ def test_blockwise_where_the_model_chooses_it(kind, length):
             r"num_heads\)=6 does not divide by config.mesh.tensor=4 \(parameter layers/attention/qkv\)",
         ),
         (RunConfig(mesh=MeshConfig(data=2)), 8, "does not match 8 device"),
+        (RunConfig(mesh=MeshConfig(data=2, expert=4)), 8, "expert=4 splits experts: config.model.moe has none"),
+        (
+            RunConfig(model=ModelConfig(moe=MoeConfig(num_experts=6)), mesh=MeshConfig(data=2, expert=4)),
+            8,
+            r"moe.num_experts=6 does not divide by config.mesh.expert=4 \(parameter layers/moe/router\)",
+        ),
+        (
+            RunConfig(model=ModelConfig(moe=MoeConfig()), mesh=MeshConfig(data=1, context=8)),
+            8,
+            "context=8 splits rows, over whose tokens config.model.moe balances",
+        ),
     ],
 )
 def test_what_does_not_divide_is_the_users_mistake(config, devices, message):
@@ -111,6 +137,9 @@ def test_what_does_not_divide_is_the_users_mistake(config, devices, message):
         {"activation": "relu"},
         {"qk_norm": False},
         {"remat": "dots"},
+        {"moe": MoeConfig(num_experts=4, shared_d_ff=256)},
+        {"moe": MoeConfig(num_experts=4, capacity_factor=1.5)},
+        {"moe": MoeConfig(num_experts=4), "remat": "full"},
         {"remat": "block_outputs"},
         {"remat": "full"},
     ],

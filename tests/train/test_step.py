@@ -9,7 +9,7 @@ import pytest
 from lmjax.batch import Batch
 from lmjax.errors import UserError
 from lmjax.model import decoder
-from lmjax.model.config import ModelConfig
+from lmjax.model.config import ModelConfig, MoeConfig
 from lmjax.model.dense import dtypes
 from lmjax.optim.build import build_optimizer
 from lmjax.optim.config import OptimConfig
@@ -213,7 +213,7 @@ def test_gradients_of_split_rows_are_those_of_whole_ones(window):
 
 def test_a_row_that_cannot_be_split_is_the_users_mistake():
     run = Run(dataclasses.replace(CONFIG, mesh=MeshConfig(data=1, context=4)))
-    with pytest.raises(UserError, match="seq_len=20 does not divide by 2 × config.mesh.context=4"):
+    with pytest.raises(UserError, match=r"seq_len=20 does not divide by 2 × config.mesh.context=4"):
         run(batch(length=20))
 
 
@@ -268,3 +268,82 @@ class OneHot:
 
     def __getitem__(self, ids):
         return jax.nn.one_hot(ids, self.table.shape[0]) @ self.table
+
+
+# ----------------------------------------------------------------------------------------------------------------- experts
+
+EXPERTS = changed(CONFIG, "model", moe=MoeConfig(num_experts=8, balance_loss=0.5, z_loss=0.1, bias_rate=0.01), d_ff=32)
+
+
+def test_accumulation_changes_nothing_of_the_routers():
+    """Losses are by row and the load is a count: one micro-batch or four."""
+    run, rows = Run(EXPERTS), batch()
+    rows = rows._replace(segment_ids=np.where(np.arange(16) < 12, rows.segment_ids, 0).astype(np.int32))
+    whole, sums = run.gradients(rows, 1)
+    parts, part_sums = run.gradients(rows, 4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), parts, whole)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), part_sums, sums)
+    np.testing.assert_array_equal(part_sums.router.load, sums.router.load)
+    assert sums.router.load.sum() == 2 * 2 * 8 * 12  # layers, choices, rows, tokens that are no padding
+
+
+def test_losses_of_routers_are_minimized_and_reported_apart():
+    with_losses = Run(EXPERTS)
+    without = Run(changed(EXPERTS, "model", moe=dataclasses.replace(EXPERTS.model.moe, balance_loss=0.0, z_loss=0.0)))
+    first, second = with_losses(batch()), without(batch())
+    np.testing.assert_allclose(first["train/loss"], second["train/loss"], rtol=1e-6)
+    assert first["train/balance_loss"] > 0.0 == second["train/balance_loss"]
+    assert first["train/router_z_loss"] > 0.0 == second["train/router_z_loss"]
+    assert first["train/grad_norm"] != second["train/grad_norm"]
+    assert first["moe/load_max"] >= 1.0 >= first["moe/load_min"] and 0.0 < first["moe/router_entropy"] <= np.log(8)
+    sums = with_losses.gradients(batch(), 1)[1]
+    np.testing.assert_allclose(
+        sums.total, sums.nll + 1e-3 * sums.z + 0.5 * sums.router.balance + 0.1 * sums.router.z, rtol=1e-6
+    )
+
+
+def test_an_objective_that_forgets_the_routers_is_an_error():
+    run = Run(EXPERTS)
+
+    def forgets(params, batch, key):
+        return run.loss(params, batch, key=key)._replace(router=None)
+
+    schedule, optimizer = build_schedule(EXPERTS.optim, 20), build_optimizer(EXPERTS.optim)
+    step = steps.build_step(EXPERTS, forgets, optimizer, schedule, run.mesh, run.shardings)
+    with pytest.raises(ValueError, match="hold none of the routers'"), meshes.use(run.mesh):
+        step(run.state, batch())
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_bias_moves_by_the_sign_of_the_load_alone(name):
+    """No gradient, no decay and no clipping reaches it; a step that is skipped leaves it."""
+    config = changed(EXPERTS, "optim", name=name, weight_decay=0.5, clip_norm=1e-3, warmup_steps=0)
+    run = Run(config)
+    load = run.gradients(batch(), 1)[1].router.load
+    run(batch())
+    bias = np.asarray(run.state.params["layers"]["moe"]["router_bias"])
+    np.testing.assert_allclose(bias, 0.01 * np.sign(load.mean(1, keepdims=True) - load), atol=1e-8)
+    poisoned = run.state.params["embed"]["token"].at[3, 0].set(np.inf)
+    run.state = run.state._replace(params={**run.state.params, "embed": {"token": poisoned}})
+    assert run(batch())["train/skipped"] == 1.0
+    np.testing.assert_array_equal(run.state.params["layers"]["moe"]["router_bias"], bias)
+
+
+def test_the_bias_balances_a_router_that_prefers_an_expert():
+    moe = MoeConfig(num_experts=4, top_k=1, bias_rate=0.004, balance_loss=0.0, z_loss=0.0)
+    run = Run(changed(changed(EXPERTS, "model", moe=moe), "optim", learning_rate=1e-6))
+    run.state.params["layers"]["moe"]["router_bias"] += np.array([0.1, 0.0, 0.0, 0.0], np.float32)
+    load = [run(batch(seed=seed))["moe/load_max"] for seed in range(40)]
+    assert load[0] > 3.5 and np.mean(load[-5:]) < 2.0
+
+
+@pytest.mark.parametrize("sizes", [{"expert": 8}, {"fsdp": 2, "expert": 2, "tensor": 2}])
+def test_experts_train_the_same_on_every_mesh(sizes):
+    def losses(mesh):
+        run = Run(dataclasses.replace(changed(EXPERTS, "train", accumulation=2, batch_size=16), mesh=mesh))
+        values = [run(batch(rows=16, seed=seed)) for seed in range(6)]
+        return [v["train/loss"] for v in values], run.state.params["layers"]["moe"]["router_bias"]
+
+    (ours, bias), (expected, expected_bias) = losses(MeshConfig(data=1, **sizes)), losses(MeshConfig(data=1))
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
+    np.testing.assert_allclose(bias, expected_bias, atol=1e-7)
