@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
+import tokenizers
 from etils import epath
 from safetensors.numpy import save_file
 
@@ -23,7 +24,8 @@ from lmjax.hf.load import CONFIG, INDEX, WEIGHTS
 from lmjax.model.config import ModelConfig
 from lmjax.model.decoder import Params
 from lmjax.plan.params import parameter_dims
-from lmjax.tokenizers.base import Tokenizer
+from lmjax.tokenizers.base import SPECIAL_TOKENS, Tokenizer
+from lmjax.tokenizers.byte import ByteTokenizer
 from lmjax.tokenizers.hf import HfTokenizer
 from lmjax.tokenizers.sentencepiece import SentencePieceTokenizer
 
@@ -148,7 +150,25 @@ def write_sentencepiece(folder: epath.Path, tokenizer: SentencePieceTokenizer) -
     return {"tokenizer_class": "LlamaTokenizer", "unk_token": unknown, **flags, **spelled}
 
 
+def write_bytes(folder: epath.Path, tokenizer: ByteTokenizer) -> dict[str, Any]:
+    """The same ids by a BPE without merges, over GPT-2's letters for bytes."""
+    own = [byte for byte in range(256) if chr(byte).isprintable() and byte not in (0x20, 0xA0, 0xAD)]
+    others = iter(range(256, 512))
+    letters = [chr(byte) if byte in own else chr(next(others)) for byte in range(256)]
+    vocab = {name: id for id, name in enumerate([*SPECIAL_TOKENS, *letters])}
+    model = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges=[]))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    model.decoder = tokenizers.decoders.ByteLevel()
+    model.add_special_tokens(list(SPECIAL_TOKENS))
+    bos = SPECIAL_TOKENS[tokenizer.bos_id]
+    model.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_id)]
+    )
+    return write_hf(folder, HfTokenizer(model.to_str()))
+
+
 TOKENIZERS: dict[type, Callable[[epath.Path, Any], dict[str, Any]]] = {
     HfTokenizer: write_hf,
     SentencePieceTokenizer: write_sentencepiece,
+    ByteTokenizer: write_bytes,
 }

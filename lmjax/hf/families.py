@@ -277,18 +277,16 @@ def read_scaling(rope: Mapping[str, Any], max_length: int, name: str) -> RopeSca
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     rope.pop("type", None)
     rope.pop("rope_theta", None)
-    if kind == "default" and not rope.get("factor"):
-        return None
-    if kind not in SCALING_KEYS:
+    if kind != "default" and kind not in SCALING_KEYS:
         raise UserError(f"{name}: rope type {kind!r} is not supported{did_you_mean(str(kind), SCALING_KEYS)}")
     mscales = [rope.pop(key, None) for key in ("mscale", "mscale_all_dim")] if kind == "yarn" else []
-    if kind == "yarn" and rope.pop("truncate", True) is not True:
-        raise UserError(f"{name}: rope truncate=False is not supported")
-    unknown = set(rope) - set(SCALING_KEYS[kind]) - {"partial_rotary_factor"}
-    if unknown or rope.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise UserError(
-            f"{name}: rope keys {sorted(unknown) or ['partial_rotary_factor']} are not supported for {kind}"
-        )
+    harmless = {"partial_rotary_factor": 1.0, "truncate": True}
+    rope = {key: value for key, value in rope.items() if harmless.get(key) != value}
+    unknown = [f"{key}={rope[key]!r}" for key in rope.keys() - SCALING_KEYS.get(kind, {}).keys()]
+    if unknown:
+        raise UserError(f"{name}: rope {', '.join(sorted(unknown))} is not supported for {kind}")
+    if kind == "default":
+        return None
     fields = {field: rope[key] for key, field in SCALING_KEYS[kind].items() if key in rope}
     if kind != "linear":
         fields.setdefault("original_length", max_length)

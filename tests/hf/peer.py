@@ -1,7 +1,9 @@
 """Small random models of each family, by transformers: what imports and exports are compared with."""
 
-import torch
-import transformers
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 SMALL = {
     "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -50,25 +52,31 @@ GPT2_NAMES = {
 }  # fmt: skip
 
 
-def config(name):
+def config(name, **changes):
     """The peer's config."""
     kind, fields = MODELS[name]
-    fields = {key: value for key, value in {**SMALL, **fields}.items() if value is not None}
+    fields = {key: value for key, value in {**SMALL, **fields, **changes}.items() if value is not None}
     if kind == "GPT2Config":
         fields = {GPT2_NAMES.get(key, key): value for key, value in fields.items()}
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     return getattr(transformers, kind)(**fields, **ids)
 
 
-def model(name, seed=0):
+def model(name, seed=0, **changes):
     """A model whose every parameter is random: no bias is 0 and no norm is 1."""
     torch.manual_seed(seed)
-    peer = transformers.AutoModelForCausalLM.from_config(config(name), attn_implementation="eager").eval()
+    peer = transformers.AutoModelForCausalLM.from_config(config(name, **changes), attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in peer.parameters():
             if parameter.ndim == 1:
                 parameter += 0.2 * torch.randn_like(parameter)
     return peer
+
+
+def load(folder):
+    """The model of a folder."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype="auto")
+    return model.eval()
 
 
 def logits(peer, tokens):

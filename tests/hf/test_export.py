@@ -4,9 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
 from lmjax.generate.decode import generate
 from lmjax.generate.sample import Sampling
 from lmjax.hf import export
@@ -45,7 +42,7 @@ def test_a_step_and_back(name, tmp_path):
     params = trained(model, params)
     kind = export.write_folder(tmp_path / "out", model, params, words(), shard_bytes=40_000)
     assert kind == theirs.config.model_type
-    back, info = transformers.AutoModelForCausalLM.from_pretrained(
+    back, info = peer.transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", attn_implementation="eager", output_loading_info=True
     )
     assert not any(info.values()), info
@@ -71,6 +68,6 @@ def test_greedy_tokens_are_those_of_transformers(name, tmp_path):
     ours = np.stack(list(generate(model, params, prompts, 64, Sampling(temperature=0.0), FLOAT32, 96)), axis=1)
     for row, prompt in zip(ours, prompts):
         theirs_row = theirs.generate(
-            torch.tensor(prompt)[None].long(), max_new_tokens=64, do_sample=False, eos_token_id=-1
+            peer.torch.tensor(prompt)[None].long(), max_new_tokens=64, do_sample=False, eos_token_id=-1
         )
         assert row.tolist() == theirs_row[0, len(prompt) :].tolist()
