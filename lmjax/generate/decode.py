@@ -1,8 +1,7 @@
 """Autoregressive decoding with a key-value cache, for a batch of prompts of unequal length.
 
 Prompts stand at the left of their rows. Prefill runs them at once, padding included: padding comes after each prompt, so no
-prompt token sees it, and the row's own tokens overwrite its slots before any query reaches them. Then each step runs one token
-of each row, at that row's own place.
+prompt token sees it, and it is not written to the cache. Then each step runs one token of each row, at that row's own place.
 """
 
 import functools
@@ -17,7 +16,7 @@ from lmjax.config import need
 from lmjax.generate.sample import Sampling, sample
 from lmjax.model import decoder
 from lmjax.model.attention import Mask
-from lmjax.model.cache import LayerCache, empty_cache
+from lmjax.model.cache import NOWHERE, Cache, empty_cache
 from lmjax.model.config import ModelConfig
 from lmjax.model.dense import Dtypes
 from lmjax.sharding.mesh import batch_shards
@@ -50,11 +49,12 @@ def prefill(
     num_ids: int,
     types: Dtypes,
     length: int,
-) -> tuple[Int[Array, "B"], LayerCache]:
+) -> tuple[Int[Array, "B"], Cache]:
     """Runs the prompts; the first new token of each row, and the cache of `length` slots."""
     places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     cache = empty_cache(config, tokens.shape[0], length, types.activation)
-    hidden, cache = decoder.forward(config, params, tokens, places, Mask(query_places=places), types, cache=cache)
+    mask = Mask(query_places=jnp.where(places < lengths[:, None], places, NOWHERE))
+    hidden, cache = decoder.forward(config, params, tokens, places, mask, types, cache=cache)
     last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
     return _next_token(config, params, last, sampling, num_ids, types, key), cache
 
@@ -65,12 +65,12 @@ def decode_step(
     params: decoder.Params,
     tokens: Int[Array, "B"],
     places: Int[Array, "B"],
-    cache: LayerCache,
+    cache: Cache,
     key: Key[Array, ""] | Key[Array, "B"],
     sampling: Sampling,
     num_ids: int,
     types: Dtypes,
-) -> tuple[Int[Array, "B"], LayerCache]:
+) -> tuple[Int[Array, "B"], Cache]:
     """Runs one token of each row at its place; the next token of each, and the cache."""
     places = places[:, None]
     hidden, cache = decoder.forward(

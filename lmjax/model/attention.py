@@ -39,7 +39,8 @@ class Mask:
     """
 
     segments: Int[Array, "B T"] | None = None  # a query sees its own segment only
-    query_places: Int[Array, "B T"] | None = None  # the slot of each query among the keys
+    query_places: Int[Array, "B T"] | None = None  # the place of each query in its row; `cache.NOWHERE` for padding
+    key_places: Int[Array, "B S"] | None = None  # the same of each key; none: its index
     # tokens that a query sees, itself included; none: all before it
     window: int | None = dataclasses.field(default=None, metadata={"static": True})
     # tokens at the row's start that see one another whatever the order and the window
@@ -56,9 +57,9 @@ def reference(
     """Attention with all scores at once; scores and softmax in float32, the result in v's dtype."""
     scores = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32) / math.sqrt(q.shape[-1])
     scores = blockwise.soft_cap(scores, softcap)
-    keys = jnp.arange(k.shape[1])
+    keys = jnp.arange(k.shape[1])[None, None] if mask.key_places is None else mask.key_places[:, None]
     places = jnp.arange(q.shape[1])[None] if mask.query_places is None else mask.query_places
-    seen = blockwise.visible(places[:, :, None], keys[None, None], mask.window, mask.prefix)
+    seen = blockwise.visible(places[:, :, None], keys, mask.window, mask.prefix)
     if mask.segments is not None:
         seen &= mask.segments[:, :, None] == mask.segments[:, None, :]
     scores = jnp.where(seen[:, None, None], scores, blockwise.NEVER)
@@ -171,9 +172,7 @@ def describe(config: ModelConfig, length: int, dtype: jnp.dtype, platform: str, 
     return f"attention of {length} tokens ({config.attention}, on {platform}): {', '.join(names.values())}"
 
 
-def choose(
-    config: ModelConfig, length: int, cached: bool, dtype: jnp.dtype = FLOAT32, rule: Rule = CAUSAL
-) -> Callable:
+def choose(config: ModelConfig, length: int, cached: bool, dtype: jnp.dtype = FLOAT32, rule: Rule = CAUSAL) -> Callable:
     """The implementation for rows of `length` tokens, by `config.attention`, where it runs and what it must honour."""
     if cached:
         return reference  # a cache is read by a few queries: T × S is small
@@ -256,8 +255,8 @@ class Attention(nnx.Module):
         mask = dataclasses.replace(mask, window=self.config.window(kind))
         q, k, v = self.project(x, positions, types, kind)
         if cache is not None:
-            cache = cache.write(k, v, mask.query_places)
-            k, v = cache.keys, cache.values
+            cache, k, v, places = cache.seen_by(k, v, mask.query_places)
+            mask = dataclasses.replace(mask, key_places=places)
         rule = Rule(self.config.attention_softcap, mask.window, mask.prefix)
         attend = choose(self.config, x.shape[1], cache is not None, q.dtype, rule)
         mixed = attend(q, k.astype(q.dtype), v.astype(q.dtype), mask, self.config.attention_softcap)

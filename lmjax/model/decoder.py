@@ -20,7 +20,7 @@ from lmjax.model import rope
 from lmjax.model.attention import Mask
 from lmjax.model.block import BRANCH, Block
 from lmjax.model.blockwise import soft_cap
-from lmjax.model.cache import LayerCache
+from lmjax.model.cache import Cache
 from lmjax.model.config import ModelConfig
 from lmjax.model.dense import Dtypes, dense, dropout
 from lmjax.model.initialize import Initializer
@@ -54,34 +54,53 @@ class Head(nnx.Module):
         self.kernel = nnx.Param(init(shape, fan_in=config.d_model), axes=("embed", "vocab"))
 
 
-Layer = Callable[[Array, Any], tuple[Array, Any]]
+Layer = Callable[[Array, Any], tuple[Array, tuple[Any, Any]]]
 
 
-def scan_pattern(bodies: Sequence[Layer], x: Array, layers: Any, unroll: bool) -> tuple[Array, Any]:
-    """`jax.lax.scan` over stacked layers, whose bodies repeat: whole periods are scanned, the rest is written out."""
+def scan_pattern(
+    bodies: Sequence[Layer], x: Array, layers: Any, caches: Sequence[Any], unroll: bool
+) -> tuple[Array, tuple[Any, ...], Any]:
+    """`jax.lax.scan` over stacked layers, whose bodies repeat: whole periods are scanned, the rest is written out.
+
+    Args:
+      bodies: body(x, (layer, cache)) → (x, (cache, out)), one for each layer of a period.
+      x: what passes through.
+      layers: arrays with a leading L.
+      caches: for each body, those of its layers stacked; they may differ in shape.
+      unroll: write out all.
+
+    Returns:
+      x, the caches as written, and each layer's out, stacked.
+    """
     period, num_layers = len(bodies), jax.tree.leaves(layers)[0].shape[0]
     periods = num_layers // period
     if period == 1:
-        return jax.lax.scan(bodies[0], x, layers, unroll=num_layers if unroll else 1)
+        x, (cache, out) = jax.lax.scan(bodies[0], x, (layers, caches[0]), unroll=num_layers if unroll else 1)
+        return x, (cache,), out
 
-    def run(x, layers):
+    def run(x, item):
         """Up to a period of layers, one after another."""
+        layers, caches = item
         # Unstacked and not indexed, whose gradients would be padded with zeros and added.
-        outs = []
-        for body, *layer in zip(bodies, *map(jnp.unstack, jax.tree.leaves(layers)), strict=False):
-            x, out = body(x, tree.unflatten(layer))
-            outs.append(out)
-        return x, jax.tree.map(lambda *out: jnp.stack(out), *outs)
+        results = []
+        for body, cache, *layer in zip(bodies, caches, *map(jnp.unstack, jax.tree.leaves(layers)), strict=False):
+            x, result = body(x, (tree.unflatten(layer), cache))
+            results.append(result)
+        caches, outs = zip(*results, strict=True)
+        return x, (caches, jax.tree.map(lambda *out: jnp.stack(out), *outs))
 
     leaves, tree = jax.tree.flatten(layers)
     whole, rest = map(tree.unflatten, zip(*(jnp.split(a, [periods * period]) for a in leaves), strict=True))
     whole = jax.tree.map(lambda a: a.reshape(periods, period, *a.shape[1:]), whole)
-    x, out = jax.lax.scan(run, x, whole, unroll=max(periods, 1) if unroll else 1)
+    item = whole, jax.tree.map(lambda a: a[:periods], tuple(caches))
+    x, (written, out) = jax.lax.scan(run, x, item, unroll=max(periods, 1) if unroll else 1)
     out = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), out)
     if num_layers % period == 0:
-        return x, out
-    x, last = run(x, rest)
-    return x, jax.tree.map(lambda *a: jnp.concatenate(a), out, last)
+        return x, written, out
+    last = tuple(caches)[: num_layers % period]
+    x, (last, more) = run(x, (rest, jax.tree.map(lambda a: a[periods], last)))
+    ended = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), written[: len(last)], last)
+    return x, (*ended, *written[len(last) :]), jax.tree.map(lambda *a: jnp.concatenate(a), out, more)
 
 
 class Decoder(nnx.Module):
@@ -121,9 +140,9 @@ class Decoder(nnx.Module):
         mask: Mask,
         types: Dtypes,
         key: PRNGKeyArray | None,
-        cache: LayerCache | None,
+        cache: Cache | None,
         unroll: bool,
-    ) -> tuple[Float[Array, "B T D"], LayerCache | None, RouterStats | None]:
+    ) -> tuple[Float[Array, "B T D"], Cache | None, RouterStats | None]:
         """Hidden states after the final norm, the cache as written, and what the routers of experts did."""
         config = self.config
         keys = [None, None] if key is None else jax.random.split(key)
@@ -131,7 +150,7 @@ class Decoder(nnx.Module):
         graph, layers = nnx.split(self.layers)
 
         def body(kind, x, layer):
-            weights, layer_key, layer_cache = layer
+            (weights, layer_key), layer_cache = layer
             x, *out = nnx.merge(graph, weights)(x, positions, mask, types, layer_key, layer_cache, kind)
             return x, tuple(out)
 
@@ -140,8 +159,10 @@ class Decoder(nnx.Module):
             remat = functools.partial(jax.checkpoint, policy=REMAT_POLICIES[config.remat], prevent_cse=unroll)
             bodies = {kind: remat(one) for kind, one in bodies.items()}
         layer_keys = None if key is None else jax.random.split(keys[1], config.num_layers)
-        layers = (layers, layer_keys, cache)
-        x, (cache, routed) = scan_pattern([bodies[kind] for kind in config.pattern], x, layers, unroll)
+        caches = [None] * len(config.pattern) if cache is None else cache
+        bodies = [bodies[kind] for kind in config.pattern]
+        x, written, routed = scan_pattern(bodies, x, (layers, layer_keys), caches, unroll)
+        cache = None if cache is None else written
         return self.final_norm(x), cache, routed
 
 
@@ -188,8 +209,8 @@ def forward(
     mask: Mask,
     types: Dtypes,
     key: PRNGKeyArray | None = None,
-    cache: LayerCache | None = None,
-) -> tuple[Float[Array, "B T D"], LayerCache | None]:
+    cache: Cache | None = None,
+) -> tuple[Float[Array, "B T D"], Cache | None]:
     """Hidden states [B T D] in `types.activation`, and the cache. `key` turns dropout on."""
     return forward_routed(config, params, tokens, positions, mask, types, key, cache)[:2]
 
@@ -202,8 +223,8 @@ def forward_routed(
     mask: Mask,
     types: Dtypes,
     key: PRNGKeyArray | None = None,
-    cache: LayerCache | None = None,
-) -> tuple[Float[Array, "B T D"], LayerCache | None, RouterStats | None]:
+    cache: Cache | None = None,
+) -> tuple[Float[Array, "B T D"], Cache | None, RouterStats | None]:
     """`forward`, and what the routers of all layers did; none where the MLPs are dense."""
     unroll = config.scan == "off" or (config.scan == "auto" and jax.default_backend() == "cpu")
     return merge(config, params)(tokens, positions, mask, types, key, cache, unroll)

@@ -12,7 +12,7 @@ from lmjax.generate.decode import FINISHED, generate, stream_text
 from lmjax.generate.sample import Sampling
 from lmjax.model import decoder
 from lmjax.model.attention import Mask
-from lmjax.model.config import ModelConfig
+from lmjax.model.config import ModelConfig, MoeConfig
 from lmjax.model.dense import dtypes
 from lmjax.sharding import mesh as meshes
 from lmjax.sharding.config import MeshConfig
@@ -23,7 +23,10 @@ CONFIG = ModelConfig(vocab_size=40, num_layers=2, d_model=32, num_heads=4, num_k
 VARIANTS = {
     "rope": {},
     "learned, blockwise prefill": {"position": "learned", "attention": "blockwise", "attention_block": 8},
+    "experts": {"moe": MoeConfig(num_experts=4, shared_d_ff=32, bias_rate=0.01)},
     "qk-norm, soft-cap": {"qk_norm": True, "attention_softcap": 3.0},
+    "a window": {"sliding_window": 4},
+    "a pattern that ends early": {"sliding_window": 3, "num_layers": 5, "layer_pattern": ("local", "local", "global")},
 }
 PROMPTS = [np.array([5]), np.array([1, 2, 3, 4, 5, 6, 7]), np.array([9] * 35)]
 GREEDY = Sampling(temperature=0.0)
