@@ -7,27 +7,22 @@ once. Weights are cut into files of `shard_bytes` at most, each written when it 
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import ml_dtypes
 import numpy as np
-import tokenizers
 from etils import epath
 from safetensors.numpy import save_file
 
-from lmjax.errors import UserError
 from lmjax.files import write_json
 from lmjax.hf import families, names
 from lmjax.hf.load import CONFIG, INDEX, WEIGHTS
+from lmjax.hf.tokenizer import write_tokenizer
 from lmjax.model.config import ModelConfig
 from lmjax.model.decoder import Params
 from lmjax.plan.params import parameter_dims
-from lmjax.tokenizers.base import SPECIAL_TOKENS, Tokenizer
-from lmjax.tokenizers.byte import ByteTokenizer
-from lmjax.tokenizers.hf import HfTokenizer
-from lmjax.tokenizers.sentencepiece import SentencePieceTokenizer
+from lmjax.tokenizers.base import Tokenizer
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 SHARD_BYTES = 5_000_000_000  # as transformers cuts them
@@ -111,64 +106,3 @@ def write_shards(folder: epath.Path, arrays: Iterator[tuple[str, np.ndarray]], s
         place = {name: file for file, sizes in zip(final, written, strict=True) for name in sizes}
         total = sum(sum(sizes.values()) for sizes in written)
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": place})
-
-
-# --------------------------------------------------------------------------------------------------------------- tokenizer
-
-
-def write_tokenizer(folder: epath.Path, tokenizer: Tokenizer, max_length: int) -> None:
-    """The tokenizer's files; a `UserError` for a kind that transformers does not know."""
-    for cls, write in TOKENIZERS.items():
-        if isinstance(tokenizer, cls):
-            config = {**write(folder, tokenizer), "model_max_length": max_length}
-            write_json(folder / "tokenizer_config.json", config)
-            return
-    raise UserError(f"transformers has no such tokenizer: {type(tokenizer).__name__}")
-
-
-def write_hf(folder: epath.Path, tokenizer: HfTokenizer) -> dict[str, Any]:
-    """`tokenizer.json` as it came."""
-    (folder / "tokenizer.json").write_text(tokenizer.model)
-    spelled = {
-        f"{name}_token": tokenizer.tokenizer.id_to_token(id)
-        for name, id in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id), ("pad", tokenizer.pad_id))
-        if id is not None
-    }
-    return {"tokenizer_class": "PreTrainedTokenizerFast", **spelled, **(tokenizer.named or {})}
-
-
-def write_sentencepiece(folder: epath.Path, tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
-    """The SentencePiece model as it is; transformers reads it as Llama's."""
-    (folder / "tokenizer.model").write_bytes(tokenizer.model)
-    spelled = {
-        f"{name}_token": tokenizer.processor.id_to_piece(id)
-        for name, id in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id), ("pad", tokenizer.pad_id))
-        if id is not None
-    }
-    unknown = tokenizer.processor.id_to_piece(tokenizer.processor.unk_id())
-    flags = {"add_bos_token": tokenizer.bos_id is not None, "add_eos_token": False, "legacy": False}
-    return {"tokenizer_class": "LlamaTokenizer", "unk_token": unknown, **flags, **spelled}
-
-
-def write_bytes(folder: epath.Path, tokenizer: ByteTokenizer) -> dict[str, Any]:
-    """The same ids by a BPE without merges, over GPT-2's letters for bytes."""
-    own = [byte for byte in range(256) if chr(byte).isprintable() and byte not in (0x20, 0xA0, 0xAD)]
-    others = iter(range(256, 512))
-    letters = [chr(byte) if byte in own else chr(next(others)) for byte in range(256)]
-    vocab = {name: id for id, name in enumerate([*SPECIAL_TOKENS, *letters])}
-    model = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges=[]))
-    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    model.decoder = tokenizers.decoders.ByteLevel()
-    model.add_special_tokens(list(SPECIAL_TOKENS))
-    bos = SPECIAL_TOKENS[tokenizer.bos_id]
-    model.post_processor = tokenizers.processors.TemplateProcessing(
-        single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_id)]
-    )
-    return write_hf(folder, HfTokenizer(model.to_str()))
-
-
-TOKENIZERS: dict[type, Callable[[epath.Path, Any], dict[str, Any]]] = {
-    HfTokenizer: write_hf,
-    SentencePieceTokenizer: write_sentencepiece,
-    ByteTokenizer: write_bytes,
-}
