@@ -1,9 +1,9 @@
 """Books and other long texts: whole works, paragraphs once, the better copy of each.
 
 Command   lmjax prepare --config configs/data/books.py --documents books --source books --out prepared/books
-Hardware  RECEIPT
-Time      RECEIPT
-Reached   RECEIPT
+Hardware  one process; 2 CPU cores with other work on them
+Time      3,619 texts, long ones and chapters in 27 languages (56 MB): 27 s
+Reached   137 English texts of 1,000 words and more, 10 MB; 1,393 paragraphs that repeat over them are gone
 """
 
 from ml_collections import ConfigDict

@@ -1,9 +1,9 @@
 """A crawl in many languages: each by its own stop words, dealt to a run by temperature (Conneau et al. 2020).
 
 Command   lmjax prepare --config configs/data/multilingual.py --documents 'crawl/*.warc.gz' --source web --out prepared/multi
-Hardware  RECEIPT
-Time      RECEIPT
-Reached   RECEIPT
+Hardware  one process; 2 CPU cores with other work on them
+Time      1,651 HTML pages of one handbook in 27 languages: 14 s
+Reached   215 pages in seven languages, a source each; untranslated pages, the same in every language, went as near copies
 """
 
 from ml_collections import ConfigDict

@@ -2,9 +2,9 @@
 
 Command   lmjax prepare --config configs/data/web.py --documents 'crawl/*.warc.gz' --source web --out prepared/web
           (add --dry-run for a sample first; --config.decontaminate.benchmarks.NAME=FILE for each benchmark that will be run)
-Hardware  RECEIPT
-Time      RECEIPT
-Reached   RECEIPT
+Hardware  one process; 2 CPU cores with other work on them
+Time      3,000 HTML pages of manuals in 27 languages (92 MB): 38 s
+Reached   420 pages, 3.2 MB: most are not English, or are lists of functions that Gopher's rules call no prose
 """
 
 from ml_collections import ConfigDict

@@ -59,7 +59,7 @@ def estimate(
       mixture's rows, "whole_only": the stages whose drops a sample understates}.
     """
     stages = [getattr(config, name) for name in config.stages]
-    hashes = {path: fingerprint(path) for stage in stages for path in stage.files()}
+    hashes = {stage.name: {path: fingerprint(path) for path in stage.files()} for stage in stages}
     units = open_units(config.sources, config.shard_bytes, documents, source)
     with tempfile.TemporaryDirectory(prefix="lmjax-dry-run-") as folder:
         sampled, drawn = {}, []

@@ -160,10 +160,15 @@ def group_stages(stages: Sequence[Stage], save: str) -> list[tuple[Stage, ...]]:
 
 
 def stage_pass(
-    number: int, stages: tuple[Stage, ...], shards: Sequence[Shard], hashes: dict[str, str], work: Path, engine: Engine
+    number: int,
+    stages: tuple[Stage, ...],
+    shards: Sequence[Shard],
+    hashes: dict[str, dict[str, str]],
+    work: Path,
+    engine: Engine,
 ) -> passes.Pass:
     """Takes all shards through the stages of a pass."""
-    parts = [[stage.name, stage.version, decides(stage), [hashes[path] for path in stage.files()]] for stage in stages]
+    parts = [[stage.name, stage.version, decides(stage), list(hashes[stage.name].values())] for stage in stages]
     identity = [parts, [(shard.key, shard.sha256) for shard in shards]]
     names = "+".join(stage.name for stage in stages)
     names = names if len(names) <= 60 else f"{stages[0].name}+{len(stages) - 2}+{stages[-1].name}"
@@ -223,16 +228,15 @@ def prepare(
     start = time.monotonic()
     stages = [getattr(config, name) for name in config.stages]
     warn_unused(config)
-    files = [path for stage in stages for path in stage.files()]
+    files = {stage.name: list(stage.files()) for stage in stages}
     units = open_units(config.sources, config.shard_bytes, documents, source)
     out = Path(out)
     with claimed(out), open_engine(config.engine, config.num_workers, config.ray_address, progress) as engine:
         work = out / WORK
         units = hash_units(units, work, engine)
-        hashes = {path: fingerprint(path) for path in files}
-        inputs = {f"source {name}": value for name, value in hash_sources(units).items()} | {
-            f"file {path}": value for path, value in hashes.items()
-        }
+        hashes = {name: {path: fingerprint(path) for path in paths} for name, paths in files.items()}
+        inputs = {f"source {name}": value for name, value in hash_sources(units).items()}
+        inputs |= {f"file {path}": value for found in hashes.values() for path, value in found.items()}
         identity = {name: to_dict(config)[name] for name in ("stages", "shard_bytes", "max_failed_share", "deal_by")}
         identity |= {stage.name: decides(stage) for stage in stages}
         if (out / MANIFEST).exists():
@@ -282,7 +286,7 @@ def run_passes(
     config: PrepareConfig,
     stages: Sequence[Stage],
     units: Sequence[Unit],
-    hashes: dict[str, str],
+    hashes: dict[str, dict[str, str]],
     work: Path,
     engine: Engine,
 ) -> list[passes.Pass]:
