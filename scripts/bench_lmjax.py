@@ -1,4 +1,4 @@
-"""The worker of lmjax for `bench_train.py`: real training steps on random tokens, and parts of them."""
+"""The worker of lmjax for `bench_train.py` and `bench_model.py`: real training steps on random tokens, and parts of them."""
 
 import functools
 import math
@@ -14,6 +14,7 @@ from bench_harness import serve
 from lmjax import config as configs
 from lmjax import run
 from lmjax.batch import Batch
+from lmjax.model import grouped
 from lmjax.model.dense import dtypes
 from lmjax.monitor.speed import measure_matmul_flops
 from lmjax.plan import params
@@ -143,6 +144,34 @@ def run_head(name: str) -> float:
     return time.perf_counter() - start
 
 
+# ------------------------------------------------------------------------------------------------------- grouped products
+
+
+GROUPED: dict[str, Any] = {}
+
+
+def build_grouped(kind: str, rows: int, groups: int, width: int, out: int) -> None:
+    """Compiles a product of rows with their groups' matrices, and its gradients; groups of unequal size."""
+    x = jax.random.normal(jax.random.key(0), (rows, width))
+    w = jax.random.normal(jax.random.key(1), (groups, width, out)) / math.sqrt(width)
+    sizes = np.random.default_rng(0).multinomial(rows, np.full(groups, 1 / groups)).astype(np.int32)
+
+    def product(x, w):
+        if kind == "blocks":
+            return grouped.blocks(x, w, sizes, x.dtype, grouped.block_rows(rows, groups))
+        return jax.lax.ragged_dot(x, w, sizes)
+
+    compiled = jax.jit(lambda x, w: jax.vjp(product, x, w)[1](jnp.ones((rows, out)))).lower(x, w).compile()
+    GROUPED[kind] = functools.partial(compiled, x, w)
+
+
+def run_grouped(kind: str) -> float:
+    """Seconds of the product, forward and backward."""
+    start = time.perf_counter()
+    jax.block_until_ready(GROUPED[kind]())
+    return time.perf_counter() - start
+
+
 if __name__ == "__main__":
     serve(
         {
@@ -152,5 +181,7 @@ if __name__ == "__main__":
             "compile": compile_step,
             "build_head": build_head,
             "run_head": run_head,
+            "build_grouped": build_grouped,
+            "run_grouped": run_grouped,
         }
     )
