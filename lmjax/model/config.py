@@ -91,6 +91,7 @@ class ModelConfig:
     norm_bias: bool = False  # layernorm only
     tie_embeddings: bool = True  # the output product reuses the token embedding
     scale_embeddings: bool = False  # multiply embeddings by sqrt(d_model)
+    prefix_dim: int | None = None  # width of features, of an image or a sound, that stand before text; none: no such door
     dropout: float = 0.0  # probability, on embeddings and on each residual branch
     qk_norm: bool = False  # RMS norm of queries and keys over the head dim, before positions
     qk_norm_heads: bool = False  # over all heads together instead (OLMo 2)
@@ -129,6 +130,10 @@ class ModelConfig:
         need(
             windows == ("local" in self.pattern),
             f"config.model: sliding_window={self.sliding_window} does not go with layer_pattern={self.layer_pattern}",
+        )
+        need(
+            self.prefix_dim is None or self.prefix_dim >= 1,
+            f"config.model.prefix_dim={self.prefix_dim} must be positive",
         )
         need(self.moe is None or not self.mlp_bias, "config.model.mlp_bias: experts have no biases")
         need(0.0 <= self.dropout < 1.0, f"config.model.dropout={self.dropout} must be in [0, 1)")

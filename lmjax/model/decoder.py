@@ -6,6 +6,7 @@ NNX modules define it; at every boundary parameters are a nested dict of float32
     logits = unembed(config, params, hidden, types)                       [B T V]
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -44,6 +45,10 @@ class Embed(nnx.Module):
         self.token = nnx.Param(init((config.vocab_size, config.d_model)), axes=("vocab", "embed"))
         if config.position == "learned":
             self.position = nnx.Param(init((config.max_length, config.d_model)), axes=(None, "embed"))
+        if config.prefix_dim is not None:
+            self.prefix = nnx.Param(
+                init((config.prefix_dim, config.d_model), fan_in=config.prefix_dim), axes=(None, "embed")
+            )
 
 
 class Head(nnx.Module):
@@ -133,6 +138,19 @@ class Decoder(nnx.Module):
             x = x + rope.sinusoidal(positions, config.d_model)
         return constrain(x.astype(types.activation), "batch", None, None)
 
+    def enter_prefix(
+        self, x: Float[Array, "B T D"], prefix: Float[Array, "B P I"], positions: Array, mask: Mask, types: Dtypes
+    ) -> tuple[Float[Array, "B _ D"], Array, Mask]:
+        """Embeddings with projected features before them, and positions and mask of both: they belong to the row's first document."""
+        rows, length = prefix.shape[:2]
+        x = jnp.concatenate([dense(prefix, self.embed.prefix[...], types), x], axis=1)
+        places = jnp.broadcast_to(jnp.arange(length), (rows, length))
+        segments = mask.segments
+        if segments is not None:
+            segments = jnp.concatenate([jnp.ones((rows, length), segments.dtype), segments], axis=1)
+        mask = dataclasses.replace(mask, segments=segments, prefix=length)
+        return x, jnp.concatenate([places, positions + length], axis=1), mask
+
     def __call__(
         self,
         tokens: Int[Array, "B T"],
@@ -142,11 +160,15 @@ class Decoder(nnx.Module):
         key: PRNGKeyArray | None,
         cache: Cache | None,
         unroll: bool,
+        prefix: Float[Array, "B P I"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Cache | None, RouterStats | None]:
         """Hidden states after the final norm, the cache as written, and what the routers of experts did."""
         config = self.config
         keys = [None, None] if key is None else jax.random.split(key)
-        x = dropout(self.enter(tokens, positions, types), config.dropout, keys[0])
+        x = self.enter(tokens, positions, types)
+        if prefix is not None:
+            x, positions, mask = self.enter_prefix(x, prefix, positions, mask, types)
+        x = dropout(x, config.dropout, keys[0])
         graph, layers = nnx.split(self.layers)
 
         def body(kind, x, layer):
@@ -163,6 +185,7 @@ class Decoder(nnx.Module):
         bodies = [bodies[kind] for kind in config.pattern]
         x, written, routed = scan_pattern(bodies, x, (layers, layer_keys), caches, unroll)
         cache = None if cache is None else written
+        x = x if prefix is None else x[:, prefix.shape[1] :]
         return self.final_norm(x), cache, routed
 
 
@@ -224,10 +247,14 @@ def forward_routed(
     types: Dtypes,
     key: PRNGKeyArray | None = None,
     cache: Cache | None = None,
+    prefix: Float[Array, "B P I"] | None = None,
 ) -> tuple[Float[Array, "B T D"], Cache | None, RouterStats | None]:
-    """`forward`, and what the routers of all layers did; none where the MLPs are dense."""
+    """`forward`, and what the routers of all layers did; none where the MLPs are dense.
+
+    `prefix` holds features that stand before the text, see one another, and are seen by the row's first document.
+    """
     unroll = config.scan == "off" or (config.scan == "auto" and jax.default_backend() == "cpu")
-    return merge(config, params)(tokens, positions, mask, types, key, cache, unroll)
+    return merge(config, params)(tokens, positions, mask, types, key, cache, unroll, prefix)
 
 
 def output_weights(config: ModelConfig, params: Params) -> Float[Array, "D V"]:

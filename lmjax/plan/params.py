@@ -1,8 +1,8 @@
 """Parameters of a decoder, from its config alone: the tree's paths, dims and shapes, and counts by group.
 
 Dims are letters of the alphabet in `lmjax.axes`, with M = 2 products into the MLP's hidden where it is gated, else 1, R the hidden
-width of a shared MLP beside experts, and P = G + 2: for each key-value head its query heads, its key and its value. The layers'
-leading L is a stack.
+width of a shared MLP beside experts, I the width of features before text, and P = G + 2: for each key-value head its query heads,
+its key and its value. The layers' leading L is a stack.
 """
 
 import math
@@ -19,6 +19,7 @@ def dim_sizes(model: ModelConfig) -> dict[str, int]:
         "L": model.num_layers, "D": model.d_model, "F": model.hidden, "V": model.vocab_size, "S": model.max_length,
         "K": model.kv_heads, "G": queries, "P": queries + 2, "H": model.dim_head, "M": 2 if model.gated else 1,
         "E": model.moe.num_experts if model.moe else 0, "R": model.moe.shared_d_ff if model.moe else 0,
+        "I": model.prefix_dim or 0,
     }  # fmt: skip
 
 
@@ -27,6 +28,8 @@ def parameter_dims(model: ModelConfig) -> dict[str, str]:
     dims = {"embed/token": "V D"}
     if model.position == "learned":
         dims["embed/position"] = "S D"
+    if model.prefix_dim is not None:
+        dims["embed/prefix"] = "I D"
     norms = {"pre": ("norm",), "post": ("post_norm",), "sandwich": ("norm", "post_norm")}[model.block]
     for path in (f"layers/{branch}_{norm}" for branch in ("attention", "mlp") for norm in norms):
         dims |= norm_dims(model, path, "L D")

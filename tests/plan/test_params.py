@@ -26,6 +26,7 @@ ODD = {
     ),
     "plain": ModelConfig(activation="relu", norm="layernorm", position="none", num_layers=1, tie_embeddings=False),
     "sinusoidal": ModelConfig(position="sinusoidal", mlp_bias=True),
+    "features": ModelConfig(prefix_dim=12, position="learned"),
     "post": ModelConfig(block="post", qk_norm=True, qk_norm_heads=True, num_kv_heads=2),
     "sandwich": ModelConfig(block="sandwich", qkv_bias=True, norm="layernorm", norm_bias=True),
     "experts": ModelConfig(moe=MoeConfig(), num_layers=2, d_ff=80),
