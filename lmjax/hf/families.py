@@ -43,7 +43,11 @@ GEMMA_KEYS = KEYS | {
     "attn_logit_softcapping": "attention_softcap",
     "final_logit_softcapping": "logit_softcap",
 }
+MOE_KEYS = {"num_experts_per_tok": "top_k", "router_aux_loss_coef": "balance_loss"}
+QWEN_MOE = {key: field for key, field in KEYS.items() if field != "d_ff"} | {"moe_intermediate_size": "d_ff"}
+ALL_SPARSE = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}  # every layer has experts
 REQUIRED = (
+    "moe_intermediate_size", "num_experts_per_tok",
     "vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "n_layer", "n_embd", "n_head",
 )  # fmt: skip
 ROPE_KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}
@@ -55,7 +59,8 @@ HARMLESS = {
     "initializer_range", "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "use_cache", "cache_implementation",
     "pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "id2label", "label2id", "problem_type", "task_specific_params",
     "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
-    "output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward", "reorder_and_upcast_attn",
+    "output_hidden_states", "output_attentions",
+    "output_router_logits", "return_dict", "chunk_size_feed_forward", "reorder_and_upcast_attn",
     "n_ctx", "gradient_checkpointing", "attn_implementation", "_attn_implementation", "_sliding_window_pattern",
 }  # fmt: skip
 SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new")
@@ -80,6 +85,10 @@ class Family:
     fixed: dict[str, tuple]  # key → the values that we have the maths for; the first is written
     window_keys: frozenset[str] = frozenset()
     rope_keys: frozenset[str] = frozenset(ROPE_KEYS)
+    moe_keys: dict[str, str] = dataclasses.field(default_factory=dict)  # key → field of `MoeConfig`; empty: no experts
+    moe_fields: dict[str, Any] = dataclasses.field(default_factory=dict)  # of every member's experts
+    ignored: frozenset[str] = frozenset()  # keys that do nothing in this family
+    theta: float = 10_000.0  # rope_theta where there is none
     scheme: str = "llama"  # of the tensors' names
     norm_shift: float = 0.0  # what norms lack in the file
 
@@ -136,7 +145,46 @@ FAMILIES = {
         {"hidden_activation": GELU, "hidden_act": GELU, "use_bidirectional_attention": (False,)},
         frozenset(WINDOW_KEYS | {"sliding_window_pattern"}),
         frozenset(ROPE_KEYS | {"rope_local_base_freq"}),
+        theta=1e6,
         norm_shift=1.0,
+    ),
+    "mixtral": Family(
+        "MixtralForCausalLM",
+        {},
+        KEYS,
+        {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072, "tie_word_embeddings": False}
+        | {"hidden_act": "silu", "router_aux_loss_coef": 0.001},
+        {"hidden_act": SILU, "router_jitter_noise": (0.0,)},
+        frozenset({"sliding_window"}),
+        moe_keys={"num_local_experts": "num_experts"} | MOE_KEYS,
+        moe_fields={"renormalize": True},
+        theta=1e6,
+        scheme="mixtral",
+    ),
+    "qwen2_moe": Family(
+        "Qwen2MoeForCausalLM",
+        {},
+        QWEN_MOE | {"qkv_bias": "qkv_bias"},
+        LLAMA_SPECIAL | {"max_position_embeddings": 32_768, "hidden_act": "silu", "num_key_value_heads": 16}
+        | {"qkv_bias": True, "norm_topk_prob": False, "router_aux_loss_coef": 0.001},
+        {"hidden_act": SILU} | ALL_SPARSE,
+        frozenset(QWEN_WINDOW_KEYS),
+        moe_keys={"num_experts": "num_experts", "norm_topk_prob": "renormalize"}
+        | {"shared_expert_intermediate_size": "shared_d_ff"} | MOE_KEYS,
+        moe_fields={"shared_gate": True},
+        ignored=frozenset({"intermediate_size"}),
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        {"qk_norm": True},
+        QWEN_MOE | {"attention_bias": "attention_bias"},
+        LLAMA_SPECIAL | {"max_position_embeddings": 32_768, "hidden_act": "silu", "num_key_value_heads": 4}
+        | {"norm_topk_prob": False, "router_aux_loss_coef": 0.001},
+        {"hidden_act": SILU} | ALL_SPARSE,
+        frozenset({"sliding_window", "use_sliding_window"}),
+        # version 4 writes the first key, version 5 the second
+        moe_keys={"num_experts": "num_experts", "num_local_experts": "num_experts", "norm_topk_prob": "renormalize"} | MOE_KEYS,
+        ignored=frozenset({"intermediate_size", "max_window_layers"}),
     ),
     "olmo2": Family(
         "Olmo2ForCausalLM",
@@ -181,13 +229,16 @@ def read(config: Mapping[str, Any], name: str = "config.json") -> tuple[str, Mod
     # A null is a missing key, but where it says "no cap" and "no window".
     values |= {key: None for key in ("sliding_window", *family.keys) if key in config and config[key] is None}
     fields = {field: values[key] for key, field in family.keys.items() if key in values}
-    missing = [key for key in REQUIRED if key in family.keys and values.get(key) is None]
+    missing = [key for key in REQUIRED if key in family.keys | family.moe_keys and values.get(key) is None]
     if missing:
         raise UserError(f"{name} lacks {', '.join(missing)}")
     fields |= family.fields
     fields |= read_windows(values, family, fields["num_layers"], name)
     if family.rope_keys:
         fields |= read_rope(values, kind, fields["max_length"], name)
+    if family.moe_keys:
+        moe = {field: values[key] for key, field in family.moe_keys.items() if key in values}
+        fields["moe"] = {"z_loss": 0.0, **moe, **family.moe_fields}
     return kind, configs.build(ModelConfig, fields, name)
 
 
@@ -196,7 +247,7 @@ def check_keys(config: Mapping[str, Any], kind: str, family: Family, name: str) 
     architectures = config.get("architectures") or [family.architecture]
     if family.architecture not in architectures:
         raise UserError(f"{name}: architectures={architectures} is not supported; {family.architecture} is")
-    known = HARMLESS | set(family.keys) | family.window_keys | family.rope_keys
+    known = HARMLESS | set(family.keys) | set(family.moe_keys) | family.window_keys | family.rope_keys | family.ignored
     for key, value in config.items():
         if key in family.fixed and value is not None and value not in family.fixed[key]:
             raise UserError(f"{name}: {key}={value!r} is not supported for {kind}; {family.fixed[key][0]!r} is")
@@ -239,7 +290,7 @@ def shortest_period(kinds: list[str]) -> tuple[str, ...]:
 def read_rope(values: Mapping[str, Any], kind: str, max_length: int, name: str) -> dict[str, Any]:
     """`rope_theta`, `rope_local_theta` and `rope_scaling`, of the keys of version 4 or of `rope_parameters`."""
     new = dict(values.get("rope_parameters") or {})
-    thetas = {"rope_theta": 1e6 if kind == "gemma3_text" else 1e4, "rope_local_base_freq": 1e4}
+    thetas = {"rope_theta": FAMILIES[kind].theta, "rope_local_base_freq": 1e4}
     thetas |= {key: values[key] for key in thetas if key in values}
     local = None
     if "full_attention" in new or "sliding_attention" in new:
@@ -311,12 +362,15 @@ def write(model: ModelConfig) -> tuple[str, dict[str, Any]]:
     nearest: tuple[str, list[str]] | None = None
     for kind, family in FAMILIES.items():
         config = {"model_type": kind, "architectures": [family.architecture], **write_keys(model, kind, family)}
-        differences = model.differences(read(config)[1])
+        try:
+            differences = model.differences(read(config)[1])
+        except UserError:  # what the family always has, this model cannot have
+            continue
         if not differences:
             return kind, config
         if nearest is None or len(differences) < len(nearest[1]):
             nearest = kind, differences
-    assert nearest is not None
+    assert nearest is not None  # llama or gpt2 reads whatever is a model
     raise UserError(
         f"no family has such a model; the nearest is {nearest[0]}, which differs in {'; '.join(nearest[1])}"
     )
@@ -328,6 +382,10 @@ def write_keys(model: ModelConfig, kind: str, family: Family) -> dict[str, Any]:
     config = {key: resolved[field] for key, field in family.keys.items()}
     config |= {key: values[0] for key, values in family.fixed.items() if key in family.defaults}
     config["initializer_range"] = model.init_std
+    if family.moe_keys and model.moe is not None:
+        config |= {key: getattr(model.moe, field) for key, field in family.moe_keys.items()}
+    if "intermediate_size" in family.ignored:
+        config["intermediate_size"] = model.hidden  # of dense layers, of which there are none
     if family.window_keys:
         config |= write_windows(model, family)
     if family.rope_keys:
@@ -343,7 +401,8 @@ def write_windows(model: ModelConfig, family: Family) -> dict[str, Any]:
         config["layer_types"] = [names[kind] for kind in model.kinds]
     if "use_sliding_window" in family.window_keys:
         config["use_sliding_window"] = model.sliding_window is not None
-        # For readers that know no layer_types: whole windows after the first layers.
+    if "max_window_layers" in family.window_keys:
+        # For readers that know no layer_types: windows after the first layers.
         config["max_window_layers"] = (*model.kinds, "local").index("local")
     return config
 

@@ -25,8 +25,17 @@ NORMS = {
         "mlp_norm": "pre_feedforward_layernorm", "mlp_post_norm": "post_feedforward_layernorm",
     },
 }  # fmt: skip
-PREFIXES = {"llama": "model.", "gpt2": "transformer."}  # which a checkpoint of the bare model lacks
+PREFIXES = {
+    "llama": "model.",
+    "mixtral": "model.",
+    "gpt2": "transformer.",
+}  # which a checkpoint of the bare model lacks
 HEAD = "lm_head.weight"
+# The router, the experts, and the gate, up and down of one.
+EXPERTS = {
+    "llama": ("mlp.gate", "mlp.experts", ("gate_proj", "up_proj", "down_proj")),
+    "mixtral": ("block_sparse_moe.gate", "block_sparse_moe.experts", ("w1", "w3", "w2")),
+}
 # What old versions stored beside the weights: computed again from the config.
 BUFFERS = re.compile(r"\.rotary_emb\.inv_freq$|(^|\.)h\.\d+\.attn\.(masked_)?bias$")
 
@@ -85,21 +94,17 @@ def tensors(model: ModelConfig, scheme: str, shift: float = 0.0) -> Iterator[Ten
 
     Args:
       model: its fields.
-      scheme: "llama" or "gpt2", how they are named and stored.
+      scheme: of `PREFIXES`, how they are named and stored; mixtral is llama with other names for experts.
       shift: what norms lack in the file.
     """
-    layer_tensors = {"llama": llama_layer, "gpt2": gpt2_layer}[scheme]
-    prefix = PREFIXES[scheme]
-    token, position, norm = {
-        "llama": ("embed_tokens", "embed_positions", "norm"),
-        "gpt2": ("wte", "wpe", "ln_f"),
-    }[scheme]
+    is_gpt2, prefix = scheme == "gpt2", PREFIXES[scheme]
+    token, position, norm = ("wte", "wpe", "ln_f") if is_gpt2 else ("embed_tokens", "embed_positions", "norm")
     yield Tensor(f"{prefix}{token}.weight", "V D", "embed/token", "V D")
     if model.position == "learned":
         yield Tensor(f"{prefix}{position}.weight", "S D", "embed/position", "S D")
     for layer in range(model.num_layers):
-        stem = f"{prefix}{'layers' if scheme == 'llama' else 'h'}.{layer}."
-        for tensor in layer_tensors(model, shift):
+        stem = f"{prefix}{'h' if is_gpt2 else 'layers'}.{layer}."
+        for tensor in gpt2_layer(model, shift) if is_gpt2 else llama_layer(model, shift, scheme):
             yield dataclasses.replace(
                 tensor,
                 name=stem + tensor.name,
@@ -119,7 +124,7 @@ def norm_tensors(model: ModelConfig, name: str, path: str, shift: float) -> Iter
         yield Tensor(f"{name}.bias", "D", f"{path}/bias", "D")
 
 
-def llama_layer(model: ModelConfig, shift: float) -> Iterator[Tensor]:
+def llama_layer(model: ModelConfig, shift: float, scheme: str) -> Iterator[Tensor]:
     """A layer of Llama, Mistral, Qwen, Gemma, OLMo: products stored [out, in], apart."""
     group = model.num_heads // model.kv_heads
     for name, heads, place in (("q", "G", 0), ("k", "1", group), ("v", "1", group + 1)):
@@ -136,7 +141,7 @@ def llama_layer(model: ModelConfig, shift: float) -> Iterator[Tensor]:
         yield Tensor("self_attn.k_norm.weight", key, "attention/k_norm", " ".join(key), shift=shift)
     for ours, theirs in NORMS[model.block].items():
         yield from norm_tensors(model, theirs, ours, shift)
-    yield from mlp_tensors(model)
+    yield from mlp_tensors(model) if model.moe is None else moe_tensors(model, scheme)
 
 
 def mlp_tensors(model: ModelConfig) -> Iterator[Tensor]:
@@ -148,6 +153,26 @@ def mlp_tensors(model: ModelConfig) -> Iterator[Tensor]:
     yield Tensor("mlp.down_proj.weight", "D F", "mlp/down", "F D")
     if model.mlp_bias:
         yield Tensor("mlp.down_proj.bias", "D", "mlp/down_bias", "D")
+
+
+def moe_tensors(model: ModelConfig, scheme: str) -> Iterator[Tensor]:
+    """The router, every expert, and what all tokens run through."""
+    moe = model.moe
+    assert moe is not None
+    router, experts, halves = EXPERTS[scheme]
+    yield Tensor(f"{router}.weight", "E D", "moe/router", "D E")
+    for expert in range(moe.num_experts):
+        stem = f"{experts}.{expert}"
+        for place, name in enumerate(halves[:2]):
+            at = (("E", expert), ("M", place))
+            yield Tensor(f"{stem}.{name}.weight", "F D", "moe/expert_up", "1 D 1 F", at)
+        yield Tensor(f"{stem}.{halves[2]}.weight", "D F", "moe/expert_down", "1 F D", (("E", expert),))
+    if moe.shared_d_ff:
+        for place, name in enumerate(("gate", "up")):
+            yield Tensor(f"mlp.shared_expert.{name}_proj.weight", "R D", "moe/shared/up", "D 1 R", (("M", place),))
+        yield Tensor("mlp.shared_expert.down_proj.weight", "D R", "moe/shared/down", "R D")
+    if moe.shared_gate:
+        yield Tensor("mlp.shared_expert_gate.weight", "1 D", "moe/shared_gate", "D")
 
 
 def gpt2_layer(model: ModelConfig, shift: float) -> Iterator[Tensor]:

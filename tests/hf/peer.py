@@ -15,6 +15,7 @@ LLAMA3 = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 3e3, "factor": 4.0, "original_max_position_embeddings": 32}
 THETA = {"rope_type": "default", "rope_theta": 777.0}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 LOCAL = ["sliding_attention", "sliding_attention", "full_attention"]
 GEMMA3_ROPE = {"full_attention": {"rope_type": "linear", "rope_theta": 2e3, "factor": 8.0}, "sliding_attention": THETA}
 # name → (config class, its fields beside SMALL's)
@@ -44,6 +45,9 @@ MODELS = {
         | {"layer_types": LOCAL},
     ),
     "olmo2": ("Olmo2Config", {"rope_parameters": THETA}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": THETA}),
+    "qwen2_moe": ("Qwen2MoeConfig", EXPERTS | {"shared_expert_intermediate_size": 20, "rope_parameters": THETA}),
+    "qwen3_moe": ("Qwen3MoeConfig", EXPERTS | {"head_dim": 16, "norm_topk_prob": True, "rope_parameters": THETA}),
     "gpt2": ("GPT2Config", {"num_key_value_heads": None, "intermediate_size": None}),
     "gpt2, own width": ("GPT2Config", {"num_key_value_heads": None, "intermediate_size": None, "n_inner": 40}),
 }  # fmt: skip

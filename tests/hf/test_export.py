@@ -1,12 +1,16 @@
 """HF → lmjax → a step → HF, for each family; exports that transformers loads; what cannot be exported."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 
+from lmjax.errors import UserError
 from lmjax.generate.decode import generate
 from lmjax.generate.sample import Sampling
-from lmjax.hf import export
+from lmjax.hf import export, families
+from lmjax.model.config import ModelConfig, MoeConfig, RopeScaling
 from lmjax.model.dense import dtypes
 from lmjax.tokenizers.hf import HfTokenizer
 from tests.hf import peer
@@ -71,3 +75,39 @@ def test_greedy_tokens_are_those_of_transformers(name, tmp_path):
             peer.torch.tensor(prompt)[None].long(), max_new_tokens=64, do_sample=False, eos_token_id=-1
         )
         assert row.tolist() == theirs_row[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    "fields,kind",
+    [
+        ({}, "llama"),
+        ({"tie_embeddings": False, "attention_bias": True, "mlp_bias": True}, "llama"),
+        ({"rope_scaling": RopeScaling("llama3", 8.0, original_length=64)}, "llama"),
+        ({"sliding_window": 9}, "mistral"),
+        ({"qkv_bias": True, "sliding_window": 9, "layer_pattern": ("global", "local", "local")}, "qwen2"),
+        ({"qk_norm": True}, "qwen3"),
+        ({"moe": MoeConfig(4, 2)}, "mixtral"),
+        ({"moe": MoeConfig(4, 2, renormalize=False), "qk_norm": True}, "qwen3_moe"),
+        ({"block": "post", "qk_norm": True, "qk_norm_heads": True}, "olmo2"),
+    ],
+)
+def test_the_family_is_chosen_by_the_fields(fields, kind):
+    model = ModelConfig(num_kv_heads=2, **fields)
+    found, config = families.write(model)
+    assert (found, families.read(json.loads(json.dumps(config)))[1].differences(model)) == (kind, [])
+
+
+@pytest.mark.parametrize(
+    "fields,message",
+    [
+        ({"activation": "relu"}, "activation='relu', not 'swiglu'"),
+        ({"position": "none"}, "position='none'"),
+        ({"logit_softcap": 9.0}, "nearest is llama.*logit_softcap=9.0"),
+        ({"norm": "layernorm"}, "norm='layernorm'"),
+        ({"moe": MoeConfig(4, 2, scores="sigmoid")}, "moe="),
+        ({"moe": MoeConfig(4, 2, capacity_factor=1.5)}, "moe="),
+    ],
+)
+def test_what_no_family_has_is_named(fields, message):
+    with pytest.raises(UserError, match=message):
+        families.write(ModelConfig(**fields))
