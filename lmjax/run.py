@@ -35,6 +35,7 @@ from lmjax.eval import perplexity
 from lmjax.generate import decode
 from lmjax.generate.sample import Sampling
 from lmjax.hf import export, load
+from lmjax.model import attention
 from lmjax.model.decoder import Params
 from lmjax.model.dense import Dtypes, dtypes
 from lmjax.monitor.speed import Speed, peak_flops
@@ -44,7 +45,7 @@ from lmjax.optim.schedule import Schedule, build_schedule
 from lmjax.plan import memory, params
 from lmjax.plan.flops import flops_per_token
 from lmjax.sharding import mesh as meshes
-from lmjax.sharding import multihost
+from lmjax.sharding import multihost, rules
 from lmjax.tokenizers import build as tokenizers
 from lmjax.tokenizers.base import Tokenizer
 from lmjax.train import step as steps
@@ -97,6 +98,7 @@ def build_parts(config: RunConfig, devices: list | None = None) -> Parts:
     """Everything that needs no data; every impossible combination is a `UserError` here, before compilation."""
     devices = jax.devices() if devices is None else devices
     memory.layout(config, len(devices))  # dims that do not divide over the mesh
+    attention.check_platform(config.model, devices[0].platform)
     mesh = meshes.make_mesh(config.mesh, devices)
     types = dtypes(config.train.precision, devices[0].platform)
     optimizer = build_optimizer(config.optim)
@@ -206,7 +208,7 @@ def build_evaluate(parts: Parts, split: str | None = None, max_rows: int | str |
     """
     config = parts.config
     rows_of_batch = config.eval.batch_size or config.train.batch_size
-    replicas = parts.batch_sharding.num_devices // parts.mesh.shape["tensor"]
+    replicas = rules.num_shards(rules.RULES["batch"], dict(parts.mesh.shape))
     configs.need(
         rows_of_batch % replicas == 0, f"config.eval.batch_size={rows_of_batch} does not divide over {replicas} devices"
     )
@@ -252,7 +254,7 @@ def first_state(parts: Parts) -> tuple[TrainState, int, list[str]]:
 
 
 def describe(parts: Parts, speed: Speed) -> list[str]:
-    """The run in two lines."""
+    """The run in a few lines."""
     config, devices = parts.config, parts.mesh.devices
     shape = " × ".join(f"{name} {size}" for name, size in parts.mesh.shape.items())
     lengths = " → ".join(map(str, config.data.seq_lens))
@@ -261,6 +263,9 @@ def describe(parts: Parts, speed: Speed) -> list[str]:
         f"{params.total(config.model):,} parameters; {config.train.steps:,} steps of {config.train.batch_size} × "
         f"{config.data.seq_len} tokens{rows}; {config.optim.name}, {config.train.precision}",
         f"{devices.size} {devices.flat[0].device_kind} device(s), mesh {shape}; peak for MFU {speed.peak.source}",
+        attention.describe(
+            config.model, config.data.longest, parts.types, devices.flat[0].platform, parts.mesh.shape["context"]
+        ),
     ]
 
 

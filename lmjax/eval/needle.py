@@ -48,7 +48,10 @@ class NeedleConfig:
     seed: int = 0
 
     def __post_init__(self):
-        need(min(len(self.lengths), len(self.depths), self.trials) >= 1, "needle: lengths, depths and trials must not be empty")
+        need(
+            min(len(self.lengths), len(self.depths), self.trials) >= 1,
+            "needle: lengths, depths and trials must not be empty",
+        )
         need(all(0 <= depth <= 1 for depth in self.depths), f"needle: depths={self.depths} must be in [0, 1]")
         need(self.distractors >= 1, f"needle: distractors={self.distractors} must be at least 1")
 

@@ -163,13 +163,14 @@ def chosen(
     return "blockwise"
 
 
-def describe(config: ModelConfig, length: int, dtype: jnp.dtype, platform: str, context: int = 1) -> str:
+def describe(config: ModelConfig, length: int, types: Dtypes, platform: str, context: int) -> str:
     """What attends in the layers of a run, each kind by its name, for its log."""
-    names = {}
-    for kind in config.pattern:
+    layers = []
+    for kind in dict.fromkeys(config.pattern):
         rule = Rule(config.attention_softcap, config.window(kind))
-        names[kind] = f"{kind} {'ring' if context > 1 else chosen(config, length, dtype, rule, platform)}"
-    return f"attention of {length} tokens ({config.attention}, on {platform}): {', '.join(names.values())}"
+        name = "ring" if context > 1 else chosen(config, length, types.activation, rule, platform)
+        layers.append(f"{name} in {kind} layers")
+    return f"attention over rows of {length} tokens, {config.attention} on {platform}: {', '.join(layers)}"
 
 
 def choose(config: ModelConfig, length: int, cached: bool, dtype: jnp.dtype = FLOAT32, rule: Rule = CAUSAL) -> Callable:

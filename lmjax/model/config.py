@@ -91,7 +91,7 @@ class ModelConfig:
     norm_bias: bool = False  # layernorm only
     tie_embeddings: bool = True  # the output product reuses the token embedding
     scale_embeddings: bool = False  # multiply embeddings by sqrt(d_model)
-    prefix_dim: int | None = None  # width of features, of an image or a sound, that stand before text; none: no such door
+    prefix_dim: int | None = None  # width of features (image, sound) that stand before text; none: no such door
     dropout: float = 0.0  # probability, on embeddings and on each residual branch
     qk_norm: bool = False  # RMS norm of queries and keys over the head dim, before positions
     qk_norm_heads: bool = False  # over all heads together instead (OLMo 2)
@@ -160,10 +160,6 @@ class ModelConfig:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if not field.metadata}
         for name in ("init", "init_std", "dropout", "layer_pattern"):
             del fields[name]
-        if self.moe is not None:
-            moe = dataclasses.asdict(self.moe)
-            moe["router_bias"] = moe["bias_rate"] > 0
-            fields["moe"] = {name: moe[name] for name in moe if name not in ("balance_loss", "z_loss", "bias_rate")}
         local_theta = self.rope_local_theta
         if local_theta is None and self.rope_scaling is None:
             local_theta = self.rope_theta

@@ -10,6 +10,7 @@ import pytest
 from lmjax.model import attention
 from lmjax.model.attention import IMPLEMENTATIONS, PLATFORMS, Mask
 from lmjax.model.config import ModelConfig
+from lmjax.model.dense import dtypes
 
 ANYWHERE = [name for name in IMPLEMENTATIONS if name not in PLATFORMS]  # the others in test_splash.py and test_cudnn.py
 
@@ -118,3 +119,10 @@ def test_auto_chooses_by_length_and_a_cache_is_read_by_the_reference():
     assert attention.choose(config, 128, cached=False) is attention.reference
     assert attention.choose(config, 129, cached=False).func is attention.in_blocks
     assert attention.choose(config, 129, cached=True) is attention.reference
+
+
+def test_what_attends_is_told():
+    config, types = ModelConfig(sliding_window=7, layer_pattern=("local", "global")), dtypes("bfloat16", "tpu")
+    told = attention.describe(config, 4096, types, "tpu", 1)
+    assert told == "attention over rows of 4096 tokens, auto on tpu: splash in local layers, splash in global layers"
+    assert "ring in local layers" in attention.describe(config, 4096, types, "cpu", 2)
