@@ -146,7 +146,7 @@ def assert_same(a, b):
         assert left.dtype == right.dtype and np.array_equal(left, right)
 
 
-@pytest.mark.parametrize("seq_len", [2, 5, 16, 64, 512])
+@pytest.mark.parametrize("seq_len", [pytest.param(2, marks=pytest.mark.slow), 5, 16, 64, 512])
 @pytest.mark.parametrize("group", [1 << 20, 7])
 def test_an_epoch_is_every_token_once_and_no_document_that_fits_is_cut(shards, tmp_path, monkeypatch, seq_len, group):
     monkeypatch.setattr(bestfit, "GROUP", group)

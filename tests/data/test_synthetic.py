@@ -281,6 +281,7 @@ def test_workdirs_and_keys_that_are_none(tmp_path, monkeypatch):
         stage_of("http://x", key_variable="NO_KEY").files()
 
 
+@pytest.mark.slow
 def test_a_run_of_ours_answers(tmp_path, monkeypatch):
     """A batch of which an answer is missing is asked anew as a whole, and says the same; one that is whole, not at all."""
     import jax
