@@ -22,6 +22,7 @@ class Plan:
 
     params_by_group: dict[str, int]
     params: int
+    params_active: int  # that a token runs through
     params_non_embedding: int
     flops_per_token: Flops
     tokens_per_step: int
@@ -71,6 +72,7 @@ def plan(config: RunConfig, num_devices: int | None = None, hardware_name: str |
     return Plan(
         params_by_group=params.count_by_group(config.model),
         params=params.total(config.model),
+        params_active=params.active(config.model),
         params_non_embedding=params.non_embedding(config.model),
         flops_per_token=flops,
         tokens_per_step=tokens_per_step,
@@ -89,7 +91,12 @@ def to_dict(result: Plan) -> dict[str, Any]:
     """The plan as JSON values, for `--json`; names carry their units."""
     flops = result.flops_per_token
     values = {
-        "params": result.params_by_group | {"total": result.params, "non_embedding": result.params_non_embedding},
+        "params": result.params_by_group
+        | {
+            "total": result.params,
+            "active": result.params_active,
+            "non_embedding": result.params_non_embedding,
+        },
         "flops_per_token": dataclasses.asdict(flops)
         | {"forward": flops.forward, "training": flops.training, "hardware": flops.hardware},
         "tokens_per_step": result.tokens_per_step,
@@ -136,6 +143,10 @@ def params_table(result: Plan) -> Table:
         made.add_row(name, f"{count:,}", f"{count / result.params:.1%}")
     made.add_section()
     made.add_row("total", f"{result.params:,}", "100.0%")
+    if result.params_active < result.params:
+        made.add_row(
+            "that a token runs through", f"{result.params_active:,}", f"{result.params_active / result.params:.1%}"
+        )
     made.add_row("without embedding and head", f"{result.params_non_embedding:,}", "")
     return made
 

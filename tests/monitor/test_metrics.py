@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from lmjax.batch import Batch
-from lmjax.model.config import ModelConfig
+from lmjax.model.config import ModelConfig, MoeConfig
 from lmjax.model.dense import dtypes
 from lmjax.monitor import metrics
 from lmjax.monitor.progress import SHOWN
@@ -34,9 +34,10 @@ def test_what_the_line_shows_is_in_the_table():
     assert set(SHOWN) <= set(metrics.METRICS)
 
 
-def test_the_table_knows_what_a_step_and_the_speed_report():
+@pytest.mark.parametrize("moe", [None, MoeConfig()], ids=["dense", "experts"])
+def test_the_table_knows_what_a_step_and_the_speed_report(moe):
     """The names of a real step's metrics, without running it."""
-    config = RunConfig(model=ModelConfig(num_layers=1, d_model=32, num_heads=2), mesh=MeshConfig(data=8))
+    config = RunConfig(model=ModelConfig(num_layers=1, d_model=32, num_heads=2, moe=moe), mesh=MeshConfig(data=8))
     optimizer, mesh = build_optimizer(config.optim), make_mesh(config.mesh)
     loss = build_objective(config, dtypes("float32", "cpu"))
     schedule = build_schedule(config.optim, config.train.steps)

@@ -1,6 +1,7 @@
 """The page: its numbers are the parts', its time is simple arithmetic, and it needs no jax."""
 
 import dataclasses
+import io
 import json
 import pathlib
 import subprocess
@@ -12,7 +13,7 @@ from rich.console import Console
 from lmjax.config import build
 from lmjax.data.config import DataConfig
 from lmjax.errors import UserError
-from lmjax.model.config import ModelConfig
+from lmjax.model.config import ModelConfig, MoeConfig
 from lmjax.plan import hardware, memory, params
 from lmjax.plan.report import gib, plan, render, show, si, to_dict
 from lmjax.sharding.config import MeshConfig
@@ -124,7 +125,10 @@ def test_devices_chips_and_hosts():
     console = Console(record=True, width=160, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(render(plan(LLAMA, 32, "tpu7x")))
     text = console.export_text()
-    assert "32 × tpu7x (16 chip(s), 4 host(s) of 8)" in text and "mesh: data 1 × fsdp 32 × expert 1 × context 1 × tensor 1" in text
+    assert (
+        "32 × tpu7x (16 chip(s), 4 host(s) of 8)" in text
+        and "mesh: data 1 × fsdp 32 × expert 1 × context 1 × tensor 1" in text
+    )
     assert "HBM fits" in text
 
 
@@ -147,3 +151,15 @@ def test_no_jax_is_imported():
     root = pathlib.Path(params.__file__).parents[2]
     code = "import sys, lmjax.plan.report; assert not {'jax', 'flax', 'optax', 'orbax'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
+
+
+def test_experts_tell_the_parameters_that_a_token_runs_through():
+    for moe in (None, MoeConfig()):
+        result, console = (
+            plan(RunConfig(model=ModelConfig(moe=moe))),
+            Console(record=True, width=100, file=io.StringIO()),
+        )
+        console.print(render(result))
+        assert ("that a token runs through" in console.export_text()) == (result.params_active < result.params)
+        assert (result.params_active < result.params) == (moe is not None)
+        assert to_dict(result)["params"]["active"] == result.params_active
