@@ -6,9 +6,10 @@ that are missing or that nobody uses, shapes and dtypes that do not fit are one 
 """
 
 import contextlib
+import dataclasses
 import functools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -179,11 +180,11 @@ def load_params(folder: os.PathLike | str, kind: str, model: ModelConfig, shardi
         place = shardings
         for section in path.split("/"):
             place = place[section]
-        fill = writer(place)
         whole = jax.jit(functools.partial(jnp.zeros, shapes[path], jnp.float32), out_shardings=place)()
         for tensor in parts[path]:
-            part = tensor.to_ours(read_tensor(found, stored[tensor.name]), sizes)
-            whole = fill(whole, np.ascontiguousarray(part), np.array(tensor.origin(dims[path]), np.int32))
+            fill = writer(place, dataclasses.replace(tensor, name="", at=()), tuple(sizes.items()))
+            array, origin = read_tensor(found, stored[tensor.name]), np.array(tensor.origin(dims[path]), np.int32)
+            whole = fill(whole, array.astype(np.float32) if array.dtype == np.float64 else array, origin)
             whole.block_until_ready()  # else the next tensors are read while this one waits
         node = params
         for section in sections:
@@ -193,10 +194,10 @@ def load_params(folder: os.PathLike | str, kind: str, model: ModelConfig, shardi
 
 
 @functools.cache
-def writer(place: jax.sharding.Sharding):
-    """Writes a part into a parameter where it lies."""
-    return jax.jit(
-        lambda whole, part, origin: jax.lax.dynamic_update_slice(whole, part, list(origin)),
-        donate_argnums=(0,),
-        out_shardings=place,
-    )
+def writer(place: jax.sharding.Sharding, layout: Tensor, sizes: tuple[tuple[str, int], ...]) -> Callable:
+    """Writes a tensor of the file into a parameter where it lies; one program for all tensors of a layout."""
+
+    def write(whole: jax.Array, array: jax.Array, origin: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice(whole, layout.to_ours(array, dict(sizes)), list(origin))
+
+    return jax.jit(write, donate_argnums=(0,), out_shardings=place)

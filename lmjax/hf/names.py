@@ -10,6 +10,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -65,8 +66,8 @@ class Tensor:
         """Where the part begins in our parameter, whose dims are `whole`."""
         return tuple(dict(self.at).get(letter, 0) for letter in whole.split())
 
-    def to_ours(self, array: np.ndarray, sizes: dict[str, int]) -> np.ndarray:
-        """The file's array as the part of ours, float32."""
+    def to_ours(self, array: Any, sizes: dict[str, int]) -> Any:
+        """The file's array, of NumPy or jax, as the part of ours, float32."""
         stored, dims = letters(self.stored), letters(self.dims)
         array = array.astype(np.float32).reshape([sizes[letter] for letter in stored])
         array = array.transpose([stored.index(letter) for letter in dims]).reshape(self.part_shape(sizes))
