@@ -11,9 +11,7 @@ from jaxtyping import Array, Float
 from lmjax.model.config import ModelConfig
 
 
-def rms_normalize(
-    x: Float[Array, "*dims"], scale: Float[Array, "*normed"], epsilon: float
-) -> Float[Array, "*dims"]:
+def rms_normalize(x: Float[Array, "*dims"], scale: Float[Array, "*normed"], epsilon: float) -> Float[Array, "*dims"]:
     """RMS norm over the last dims, those of `scale`; statistics in float32, the result in x's dtype."""
     wide = x.astype(jnp.float32)
     dims = tuple(range(-scale.ndim, 0))
