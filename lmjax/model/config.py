@@ -160,6 +160,10 @@ class ModelConfig:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if not field.metadata}
         for name in ("init", "init_std", "dropout", "layer_pattern"):
             del fields[name]
+        if self.moe is not None:
+            moe = dataclasses.asdict(self.moe)
+            moe["router_bias"] = moe["bias_rate"] > 0
+            fields["moe"] = {name: moe[name] for name in moe if name not in ("balance_loss", "z_loss", "bias_rate")}
         local_theta = self.rope_local_theta
         if local_theta is None and self.rope_scaling is None:
             local_theta = self.rope_theta
