@@ -111,9 +111,10 @@ def test_what_is_read_of_each_source_is_told(line, tmp_path, capsys):
     assert [line.split()[0] for line in lines] == ["lists", "prose"] and ", 0.2" in lines[0]
 
 
-def test_goes_on_upon_another_mesh(line, tmp_path, straight):
+@pytest.mark.parametrize("sizes", [{"mesh__data": 8}, {"mesh__data": 2, "mesh__context": 4}])
+def test_goes_on_upon_another_mesh(line, tmp_path, straight, sizes):
     run.train(make_config(line, train__stop_at=12), tmp_path / "run")
-    run.train(make_config(line, mesh__fsdp=1, mesh__tensor=1, mesh__data=8), tmp_path / "run")
+    run.train(make_config(line, mesh__fsdp=1, mesh__tensor=1, **sizes), tmp_path / "run")
     ours, theirs = losses(tmp_path / "run"), losses(straight)
     assert [ours[s] for s in range(1, 13)] == [theirs[s] for s in range(1, 13)]
     np.testing.assert_allclose([ours[s] for s in range(13, 25)], [theirs[s] for s in range(13, 25)], atol=1e-5)
@@ -233,6 +234,8 @@ def test_an_unreadable_checkpoint_is_not_taken_for_none(line, tmp_path, straight
 
 def test_evaluation_of_the_whole_split_by_source(straight):
     result = run.evaluate(straight, "test", None, ["mesh.fsdp=1", "mesh.tensor=1", "mesh.data=8"])
+    split = run.evaluate(straight, "test", None, ["mesh.fsdp=1", "mesh.tensor=1", "mesh.data=4", "mesh.context=2"])
+    assert split["eval/loss"] == pytest.approx(result["eval/loss"], abs=1e-5)
     assert result["step"] == 24 and {"eval/prose/bits_per_byte", "eval/lists/loss", "eval/perplexity"} <= result.keys()
     with pytest.raises(UserError, match="cannot be changed"):
         run.evaluate(straight, "test", None, ["model.d_model=64"])

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from lmjax.axes import TENSOR
-from lmjax.sharding import mesh
+from lmjax.axes import CONTEXT, TENSOR
+from lmjax.sharding import context, mesh
 
 
 class Dtypes(NamedTuple):
@@ -51,5 +51,10 @@ def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Fl
     """Zeroes each element with probability `rate`, scales the rest by 1 / (1 - rate); without a key, the identity."""
     if key is None or rate == 0.0:
         return x
-    kept = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    if mesh.is_manual(CONTEXT):
+        # Drawn for whole rows, so that it does not depend on the number of devices.
+        rows, length, *dims = x.shape
+        kept = context.own_tokens(jax.random.bernoulli(key, 1.0 - rate, (rows, length * mesh.size(CONTEXT), *dims)))
+    else:
+        kept = jax.random.bernoulli(key, 1.0 - rate, x.shape)
     return jnp.where(kept, x / (1.0 - rate), 0.0).astype(x.dtype)

@@ -26,11 +26,15 @@ def zigzag(x: Array, shards: int) -> Array:
     return chunks[:, order].reshape(x.shape)
 
 
-def split_tokens(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """The same `loss(params, batch, key=…)`, a tree of sums over tokens, with rows split where the ambient mesh says so.
+def own_tokens(x: Array) -> Array:
+    """[B, T, …] of whole rows → this device's, where `context` is manual."""
+    shards = mesh.size(CONTEXT)
+    own = x.shape[1] // shards
+    return jax.lax.dynamic_slice_in_dim(zigzag(x, shards), jax.lax.axis_index(CONTEXT) * own, own, axis=1)
 
-    Each device draws its own dropout.
-    """
+
+def split_tokens(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """The same `loss(params, batch, key=…)`, a tree of sums over tokens, with rows split where the ambient mesh says so."""
 
     @functools.wraps(loss)
     def split(params, batch, key=None):
@@ -41,7 +45,6 @@ def split_tokens(loss: Callable[..., Any]) -> Callable[..., Any]:
         batch = jax.tree.map(lambda x: zigzag(jnp.asarray(x), shards), batch)
 
         def local(params, batch, key):
-            key = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(CONTEXT))
             return jax.tree.map(lambda x: x[None], loss(params, batch, key=key))
 
         whole, tokens = PartitionSpec(), PartitionSpec(None, CONTEXT)
