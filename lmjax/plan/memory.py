@@ -226,7 +226,7 @@ def attention_keeps(model: ModelConfig, seq_len: int, a: int, tensor: int) -> fl
 
 def is_blockwise(model: ModelConfig, seq_len: int) -> bool:
     """Whether attention never holds T × T scores; `lmjax.model.attention.choose` decides."""
-    return model.attention == "blockwise" or (model.attention == "auto" and seq_len > model.attention_block)
+    return seq_len > model.attention_block if model.attention == "auto" else model.attention != "reference"
 
 
 def activation_bytes(config: RunConfig, where: Layout) -> int:

@@ -66,8 +66,9 @@ def test_sampling_does_not_depend_on_padding():
     assert not np.array_equal(together, decode(CONFIG, params, PROMPTS, 8, Sampling(top_k=10, seed=4)))
 
 
-@pytest.mark.parametrize("sizes", [(4, 1, 2), (2, 2, 2)])
+@pytest.mark.parametrize("sizes", [(4, 1, 2), (2, 2, 2), (1, 2, 2, 3, 1, 2)])
 def test_the_same_on_a_mesh_with_a_sharded_cache(sizes):
+    """The last has a `context` axis, over which generation is repeated."""
     params = decoder.init(CONFIG, jax.random.key(0))
     expected = decode(CONFIG, params, PROMPTS, 6)
     mesh = meshes.make_mesh(MeshConfig(*sizes))

@@ -31,6 +31,7 @@ MESHES = {
     "fsdp, zero 2": MeshConfig(data=1, fsdp=8, zero=2),
     "all three": MeshConfig(data=2, fsdp=2, tensor=2),
     "tensor": MeshConfig(data=1, fsdp=2, tensor=4),
+    "context": MeshConfig(data=1, fsdp=2, context=4),
 }
 
 
@@ -90,6 +91,13 @@ def test_remat_keeps_less_and_less():
     assert kept[-1] == 2 * MODEL.d_model
 
 
+def test_split_rows_take_a_share_of_what_whole_ones_take():
+    whole, split = (
+        memory.memory(RunConfig(model=MODEL, mesh=MeshConfig(data=1, context=count)), count) for count in (1, 4)
+    )
+    assert split.activations == pytest.approx(whole.activations / 4, rel=0.1) and split.params == whole.params
+
+
 @pytest.mark.parametrize("kind", ["auto", "reference", "blockwise"])
 @pytest.mark.parametrize("length", [64, 128, 129, 256])
 def test_blockwise_where_the_model_chooses_it(kind, length):
@@ -108,6 +116,11 @@ def test_blockwise_where_the_model_chooses_it(kind, length):
             r"num_heads\)=6 does not divide by config.mesh.tensor=4 \(parameter layers/attention/qkv\)",
         ),
         (RunConfig(mesh=MeshConfig(data=2)), 8, "does not match 8 device"),
+        (
+            RunConfig(mesh=MeshConfig(context=4), data=DataConfig(seq_len=100)),
+            4,
+            r"seq_len=100 does not divide by 2 × config\.mesh\.context=4",
+        ),
         (RunConfig(mesh=MeshConfig(data=2, expert=4)), 8, "expert=4 splits experts: config.model.moe has none"),
         (
             RunConfig(model=ModelConfig(moe=MoeConfig(num_experts=6)), mesh=MeshConfig(data=2, expert=4)),
