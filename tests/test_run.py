@@ -1,5 +1,6 @@
 """A run as a whole: resumes to the bit, on any mesh; what changes its meaning is refused; it ends as it should."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -68,6 +69,19 @@ def test_three_resumes_give_the_same_bits_as_none(line, tmp_path, straight):
     ours, theirs = final_state(make_config(line), tmp_path / "run"), final_state(make_config(line), straight)
     assert ours[0] == theirs[0] == 24
     jax.tree.map(np.testing.assert_array_equal, ours[1], theirs[1])
+
+
+def test_experts_and_their_bias_resume_to_the_bit(line, tmp_path):
+    experts = {"model__moe__num_experts": 4, "model__moe__bias_rate": 0.01, "train__steps": 6}
+    config = make_config(line, **experts, mesh__expert=4, mesh__fsdp=2, mesh__tensor=1)
+    assert run.train(config, tmp_path / "whole") == 6
+    half = dataclasses.replace(config, train=dataclasses.replace(config.train, stop_at=3))
+    assert run.train(half, tmp_path / "halves") == 3
+    assert run.train(config, tmp_path / "halves") == 6
+    whole, halves = (final_state(config, tmp_path / name)[1] for name in ("whole", "halves"))
+    jax.tree.map(np.testing.assert_array_equal, whole, halves)
+    assert np.abs(whole.params["layers"]["moe"]["router_bias"]).max() > 0.01
+    assert {"train/balance_loss", "moe/load_max", "moe/dropped_share"} <= read_metrics(tmp_path / "whole")[0].keys()
 
 
 STAGES = "[{'from_step': 0, 'seq_len': 16}, {'from_step': 6, 'seq_len': 32}, {'from_step': 9, 'seq_len': 64}]"
