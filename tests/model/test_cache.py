@@ -50,3 +50,10 @@ def test_tokens_may_come_in_any_parts(parts, pattern):
         hidden, cache = run(new, at, at.at[:, -1].set(NOWHERE), cache)
         np.testing.assert_allclose(hidden[:, :-1], expected[:, start : start + size], atol=2e-5)
         start += size
+
+
+def test_no_slot_is_written_twice_at_once():
+    """Which of two writes wins is the hardware's choice."""
+    cache = jax.tree.map(lambda x: x[0], empty_cache(CONFIG, 2, 100, jnp.dtype("float32"))[0])
+    places = jnp.array([[0, 1, 2, 3, 4, 5, 6], [90, 91, NOWHERE, NOWHERE, NOWHERE, NOWHERE, NOWHERE]])
+    assert cache.slots(places).tolist() == [[4, 4, 4, 3, 0, 1, 2], [2, 3, 4, 4, 4, 4, 4]]  # 4 is past the end
