@@ -124,7 +124,7 @@ class Dedup(GlobalStage):
         report = {
             "clusters": sum(sizes.values()),
             "sizes": {size_label(power): sizes[power] for power in sorted(sizes, key=int)},
-            "largest": engine.run(tasks, folder, f"{self.name}: largest"),
+            "largest": list(engine.run(tasks, folder, f"{self.name}: largest")),
             **told,
         }
         return self.close(shards, report, folder, engine)

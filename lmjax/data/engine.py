@@ -27,14 +27,27 @@ class Task(NamedTuple):
     arguments: tuple = ()
 
 
+class Results(Sequence):
+    """What tasks returned, on disk."""
+
+    def __init__(self, receipts: Sequence[Path]):
+        self.receipts = receipts
+
+    def __len__(self) -> int:
+        return len(self.receipts)
+
+    def __getitem__(self, index: int) -> Any:
+        return read_json(self.receipts[index])
+
+
 class Engine(contextlib.AbstractContextManager):
     """Runs tasks; how is for its kinds to say."""
 
     def __init__(self, progress: Progress | None = None):
         self.progress = progress or (lambda *_: None)
 
-    def run(self, tasks: Sequence[Task], folder: Path, label: str = "") -> list[Any]:
-        """The results of tasks, in their order.
+    def run(self, tasks: Sequence[Task], folder: Path, label: str = "") -> "Results":
+        """The results of tasks, in their order; each is read when it is asked for, since all may be more than memory holds.
 
         Args:
           tasks: independent of one another; keys are unique in the folder.
@@ -50,7 +63,7 @@ class Engine(contextlib.AbstractContextManager):
         for _ in self.perform(waiting, folder):
             done += 1
             self.progress(label, done, len(tasks))
-        return [read_json(receipt(folder, task)) for task in tasks]
+        return Results([receipt(folder, task) for task in tasks])
 
     def perform(self, tasks: Sequence[Task], folder: Path) -> Iterator[None]:
         """Performs tasks, in any order; yields as each is done."""

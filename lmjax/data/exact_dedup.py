@@ -131,7 +131,7 @@ class ExactDedup(Dedup):
         report = {
             "clusters": sum(sizes.values()),
             "sizes": {dedup.size_label(power): sizes[power] for power in sorted(sizes, key=int)},
-            "largest": engine.run(tasks, folder, f"{self.name}: largest"),
+            "largest": list(engine.run(tasks, folder, f"{self.name}: largest")),
         }
         return self.close(shards, report, folder, engine)
 

@@ -310,13 +310,13 @@ class Pass:
     stages: tuple[Stage, ...]  # none: the reading
     folder: Path
     shards: list[Shard]
-    receipts: list[dict[str, Any]]
+    receipts: Sequence[dict[str, Any]]
 
 
 # ------------------------------------------------------------------------------------------------------------------ merging
 
 
-def merge_counts(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_counts(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The counts of many shards as one: numbers add up, samples keep the smallest draws."""
     merged: dict[str, Any] = {}
     for part in parts:
@@ -336,11 +336,15 @@ def add(a: Any, b: Any) -> Any:
     return a + b
 
 
-def rows(done: Pass) -> Iterator[dict[str, Any]]:
+def rows(done: Pass) -> list[dict[str, Any]]:
     """The counts of a pass, for each stage and source."""
-    sources = list(dict.fromkeys(receipt["source"] for receipt in done.receipts))
-    for i, stage in enumerate(done.stages or (None,)):
-        for source in sources:
-            parts = [receipt["counts"] for receipt in done.receipts if receipt["source"] == source]
-            counts = merge_counts([part[i] if stage else part for part in parts])
-            yield {"stage": stage.name if stage else "read", "source": source, **counts}
+    merged: dict[tuple[int, str], dict[str, Any]] = {}
+    for part in done.receipts:  # one at a time: their samples together would grow with the corpus
+        for i, counts in enumerate(part["counts"] if done.stages else [part["counts"]]):
+            key = (i, part["source"])
+            merged[key] = merge_counts([merged[key], counts]) if key in merged else counts
+    names = [stage.name for stage in done.stages] or ["read"]
+    return [
+        {"stage": names[i], "source": source, **merged[i, source]}
+        for i, source in sorted(merged, key=lambda key: key[0])
+    ]

@@ -44,7 +44,7 @@ def collect(tokenizer: str | None, done: Sequence[passes.Pass]) -> dict[str, Any
     tokens = bytes_per_token(tokenizer, profiles["read"])
     stages = []
     for one in done:
-        rows = list(passes.rows(one))
+        rows = passes.rows(one)
         for stage in one.stages or (None,):
             name = stage.name if stage else "read"
             stages.append(stage_report(name, stage, [row for row in rows if row["stage"] == name], one, tokens))
@@ -61,10 +61,11 @@ def collect(tokenizer: str | None, done: Sequence[passes.Pass]) -> dict[str, Any
 
 def profile(one: passes.Pass) -> dict[str, dict[str, Any]]:
     """source → lengths, languages and samples of the documents that a pass gave on."""
-    sources = list(dict.fromkeys(receipt["source"] for receipt in one.receipts))
-    return {
-        source: passes.merge_counts([r["profile"] for r in one.receipts if r["source"] == source]) for source in sources
-    }
+    merged: dict[str, dict[str, Any]] = {}
+    for receipt in one.receipts:
+        source, found = receipt["source"], receipt["profile"]
+        merged[source] = passes.merge_counts([merged[source], found]) if source in merged else found
+    return merged
 
 
 def bytes_per_token(tokenizer: str | None, profiles: dict[str, Any]) -> dict[str, float]:

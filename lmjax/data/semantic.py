@@ -96,7 +96,7 @@ class SemanticDedup(GlobalStage):
             Task(f"embed/{shard.key}", embed, (self, shard.path, path))
             for shard, path in zip(shards, embedded, strict=True)
         ]
-        rows = engine.run(tasks, folder, "embedding")
+        rows = list(engine.run(tasks, folder, "embedding"))
         centroids = folder / "centroids.npy"
         count = self.clusters or cluster_count(sum(rows))
         common = common_directions(self.model) if self.common is None else self.common
