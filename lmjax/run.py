@@ -38,6 +38,7 @@ from lmjax.hf import export, load
 from lmjax.model import attention
 from lmjax.model.decoder import Params
 from lmjax.model.dense import Dtypes, dtypes
+from lmjax.model.upcycle import upcycle
 from lmjax.monitor.speed import Speed, peak_flops
 from lmjax.monitor.write import Writer
 from lmjax.optim.build import build_optimizer
@@ -59,6 +60,7 @@ TOKENIZER = "tokenizer"
 COMPILE_CACHE = "compile_cache"
 PACKING = "packing"
 IMPORT_SEQ_LEN = 2048  # tokens of a row when an import is evaluated, at most
+UPCYCLE = 0x0E  # the key of what a dense model lacks
 FLOAT16_SKIPS = 100  # overflows in a row while the loss scale is found; more, and the loss is not finite itself
 
 
@@ -241,16 +243,32 @@ def initial_state(parts: Parts, workdir: epath.Path) -> tuple[TrainState, int, l
 
 
 def first_state(parts: Parts) -> tuple[TrainState, int, list[str]]:
-    """The state before the first step: drawn, or with the parameters of another run."""
+    """The state before the first step: drawn, or with the parameters of another run; its experts from a dense one's MLPs."""
     config, place = parts.config, parts.shardings.state
     if config.init_from is None:
         return jax.jit(lambda: init_state(config, parts.optimizer), out_shardings=place)(), 0, []
-    restored = restore.restore(config.init_from, parts.abstract_weights(), partial=True)
-    begin = jax.jit(
-        lambda params: init_state(config, parts.optimizer, params), out_shardings=place, donate_argnums=(0,)
-    )
+    source = source_of(parts)
+    restored = restore.restore(config.init_from, source.abstract_weights(), partial=True)
+
+    def begin(params: Params) -> TrainState:
+        if source is not parts:
+            key = jax.random.fold_in(jax.random.key(config.seed), UPCYCLE)
+            params = upcycle(params, source.config.model, config.model, key)
+        return init_state(config, parts.optimizer, params)
+
+    state = jax.jit(begin, out_shardings=place, donate_argnums=(0,))(restored.state.params)
     notes = [*restored.unreadable, f"beginning with the parameters of {config.init_from}, step {restored.step}"]
-    return begin(restored.state.params), 0, notes
+    notes += ["each expert begins as its layer's MLP"] if source is not parts else []
+    return state, 0, notes
+
+
+def source_of(parts: Parts) -> Parts:
+    """The parts by which the parameters to begin from are restored: these, or those without experts."""
+    config = parts.config
+    if config.model.moe is None or open_run(config.init_from)[0].model.moe is not None:
+        return parts
+    dense = dataclasses.replace(config, model=dataclasses.replace(config.model, moe=None))
+    return dataclasses.replace(parts, config=dense, shardings=state_shardings(dense, parts.mesh, parts.optimizer))
 
 
 def describe(parts: Parts, speed: Speed) -> list[str]:
@@ -324,11 +342,13 @@ def check_tokenizer(config: RunConfig, tokenizer: Tokenizer, shards: str) -> Non
 
 
 def check_init_from(config: RunConfig, tokenizer: Tokenizer) -> None:
-    """The run to begin from has the same model and the same tokenizer; each difference is named."""
+    """The run to begin from has the same model (but for experts, which a dense one may become) and the same tokenizer; each
+    difference is named."""
     if config.init_from is None:
         return
     other, its_tokenizer = open_run(config.init_from)
-    differences = config.model.differences(other.model)
+    wanted = config.model if other.model.moe else dataclasses.replace(config.model, moe=None)
+    differences = wanted.differences(other.model)
     if its_tokenizer.fingerprint() != tokenizer.fingerprint():
         differences.append("another tokenizer")
     if differences:

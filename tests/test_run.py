@@ -84,6 +84,25 @@ def test_experts_and_their_bias_resume_to_the_bit(line, tmp_path):
     assert {"train/balance_loss", "moe/load_max", "moe/dropped_share"} <= read_metrics(tmp_path / "whole")[0].keys()
 
 
+@pytest.mark.slow
+def test_experts_begin_as_the_dense_run_they_come_from(line, tmp_path, straight, capsys):
+    """At a rate of nothing the upcycled run says what the dense one says, on a mesh over experts; another width is refused."""
+    start = {
+        "init_from": straight,
+        "model__moe__num_experts": 4,
+        "train__steps": 1,
+        "optim__learning_rate": 1e-30,
+        "optim__warmup_steps": 0,
+    }
+    experts = make_config(line, mesh__fsdp=2, mesh__tensor=1, mesh__expert=4, **start)
+    assert run.train(experts, tmp_path / "run") == 1
+    assert "each expert begins as its layer's MLP" in capsys.readouterr().out
+    dense, upcycled = (run.evaluate(folder, "validation", None, []) for folder in (straight, tmp_path / "run"))
+    assert upcycled["eval/loss"] == pytest.approx(dense["eval/loss"], rel=1e-5)
+    with pytest.raises(UserError, match=r"is of another model: .*d_ff"):
+        run.train(make_config(line, model__d_ff=64, **start), tmp_path / "wrong")
+
+
 STAGES = "[{'from_step': 0, 'seq_len': 16}, {'from_step': 6, 'seq_len': 32}, {'from_step': 9, 'seq_len': 64}]"
 LONG = "[{'from_step': 0, 'seq_len': %d}]"
 
