@@ -15,7 +15,7 @@ LEVELS = [
     ("lmjax.tokenizers", 1.6), ("lmjax.sharding", 1.6), ("lmjax.plan.hardware", 1.6),
     ("lmjax.data", 2), ("lmjax.model", 2), ("lmjax.optim", 2),
     ("lmjax.generate", 3), ("lmjax.checkpoint", 3), ("lmjax.monitor", 3), ("lmjax.plan", 3),
-    ("lmjax.train", 4),
+    ("lmjax.train", 4), ("lmjax.hf", 4),
     ("lmjax.eval", 5),
     ("lmjax.run", 6),
     ("lmjax.quickstart", 6),
