@@ -98,15 +98,37 @@ def train(args: argparse.Namespace) -> None:
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    """Loss, perplexity and bits per byte of a run on a whole held-out split."""
+    """Loss, perplexity and bits per byte of a run on a whole held-out split; or a needle in a haystack."""
     from lmjax import run
 
+    if args.needle is not None:
+        return find_needles(args)
     with working(f"evaluating all of the {args.split} split"):
         result = run.evaluate(args.workdir, args.split, args.step, args.overrides)
     if args.json:
         print(json.dumps(result))
     else:
         show_likelihoods(result, args.split)
+
+
+def find_needles(args: argparse.Namespace) -> None:
+    """How often a number that is hidden in long text is found again."""
+    import dataclasses
+
+    from lmjax import run
+    from lmjax.data.read import read_documents
+    from lmjax.eval.needle import NeedleConfig, table
+
+    config = NeedleConfig(lengths=tuple(args.lengths))
+    with working("asking for needles"):
+        documents = read_documents(args.needle, "haystack")
+        step, cells = run.find_needles(args.workdir, documents, config, args.step, args.overrides)
+    if args.json:
+        print(json.dumps({"step": step, "cells": [dataclasses.asdict(cell) for cell in cells]}))
+        return
+    for title, what in (("said word for word", "exact"), (f"likelier than {config.distractors} others", "first")):
+        print(f"step {step}, the needle {title}, by its depth in the text:")
+        print("\n".join(table(cells, what)))
 
 
 def generate(args: argparse.Namespace) -> None:
@@ -353,6 +375,10 @@ def build_parser() -> argparse.ArgumentParser:
     sub = verb("eval", evaluate)
     add_run_arguments(sub)
     sub.add_argument("--split", default="validation", help="train, validation or test (default: validation)")
+    sub.add_argument(
+        "--needle", nargs="+", metavar="PATH", help="hide a needle in these documents instead, and ask for it"
+    )
+    sub.add_argument("--lengths", nargs="+", type=int, default=[1024, 2048], metavar="N", help="tokens, with --needle")
     sub.add_argument("--json", action="store_true")
 
     sub = verb("generate", generate)

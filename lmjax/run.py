@@ -28,10 +28,12 @@ from lmjax import files
 from lmjax.checkpoint import restore, save
 from lmjax.checkpoint.layout import steps as checkpoint_steps
 from lmjax.data import loader
+from lmjax.data.document import Document
 from lmjax.data.mixture import budget, budget_lines
 from lmjax.data.trace import trace as trace_step
 from lmjax.errors import UserError
-from lmjax.eval import perplexity
+from lmjax.eval import needle, perplexity
+from lmjax.eval.needle import Cell, NeedleConfig
 from lmjax.generate import decode
 from lmjax.generate.sample import Sampling
 from lmjax.hf import export, load
@@ -423,6 +425,26 @@ def evaluate(workdir: os.PathLike | str, split: str, step: int | None, overrides
         metrics = build_evaluate(parts, split, max_rows=None)(restored.state)
     announce(list(restored.unreadable))
     return {"step": restored.step, **metrics}
+
+
+def find_needles(
+    workdir: os.PathLike | str,
+    documents: Iterable[Document],
+    config: NeedleConfig,
+    step: int | None,
+    overrides: list[str],
+) -> tuple[int, list[Cell]]:
+    """A needle in a haystack of documents, by length and depth; with the checkpoint's step."""
+    parts, tokenizer, weights, step = load_model(workdir, step, overrides)
+    longest = max(config.lengths)
+    if longest > parts.config.model.max_length:
+        raise UserError(
+            f"needle: {longest} tokens are more than config.model.max_length={parts.config.model.max_length}"
+        )
+    trials = needle.make_trials(config, documents, tokenizer)
+    with meshes.use(parts.mesh):
+        model = (parts.config.model, weights, parts.types)
+        return step, needle.evaluate(trials, tokenizer, needle.greedy(*model, tokenizer), needle.likelihood(*model))
 
 
 class Model(NamedTuple):

@@ -103,6 +103,32 @@ def test_experts_begin_as_the_dense_run_they_come_from(line, tmp_path, straight,
         run.train(make_config(line, model__d_ff=64, **start), tmp_path / "wrong")
 
 
+@pytest.mark.slow
+def test_a_needle_is_asked_for(line, tmp_path, straight, capsys):
+    """A run of one step knows nothing; rows longer than the model's are refused."""
+    config = make_config(line, model__max_length=160, train__steps=1, optim__warmup_steps=0)
+    assert run.train(config, tmp_path / "run") == 1
+    (tmp_path / "text.txt").write_text("the model reads a row of tokens and learns to say what comes next. " * 20)
+    words = [
+        "eval",
+        "--workdir",
+        str(tmp_path / "run"),
+        "--needle",
+        str(tmp_path / "text.txt"),
+        "--lengths",
+        "128",
+        "160",
+    ]
+    capsys.readouterr()
+    assert cli.main([*words, "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert [(cell["length"], cell["exact"]) for cell in cells] == [(128, 0.0)] * 5 + [(160, 0.0)] * 5
+    assert cli.main(words) == 0
+    assert "said word for word" in capsys.readouterr().out
+    assert cli.main([*words[:2], str(straight), *words[3:]]) == 2
+    assert "max_length=64" in capsys.readouterr().err
+
+
 STAGES = "[{'from_step': 0, 'seq_len': 16}, {'from_step': 6, 'seq_len': 32}, {'from_step': 9, 'seq_len': 64}]"
 LONG = "[{'from_step': 0, 'seq_len': %d}]"
 
