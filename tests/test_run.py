@@ -71,6 +71,7 @@ def test_three_resumes_give_the_same_bits_as_none(line, tmp_path, straight):
     jax.tree.map(np.testing.assert_array_equal, ours[1], theirs[1])
 
 
+@pytest.mark.slow
 def test_experts_and_their_bias_resume_to_the_bit(line, tmp_path):
     experts = {"model__moe__num_experts": 4, "model__moe__bias_rate": 0.01, "train__steps": 6}
     config = make_config(line, **experts, mesh__expert=4, mesh__fsdp=2, mesh__tensor=1)
@@ -133,6 +134,7 @@ STAGES = "[{'from_step': 0, 'seq_len': 16}, {'from_step': 6, 'seq_len': 32}, {'f
 LONG = "[{'from_step': 0, 'seq_len': %d}]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])
 def test_resumes_to_the_bit_across_changes_of_row_length(line, tmp_path, capsys, packing):
     fields = {"data__stages": STAGES, "data__packing": packing, "train__steps": 12, "eval__every": 100}
@@ -226,7 +228,7 @@ def test_a_folder_that_is_no_run_is_left_alone(line, tmp_path):
         ({"model__vocab_size": 256}, "smaller than the tokenizer's 262"),
         ({"mesh__fsdp": 3}, "does not match 8 device"),
         ({"mesh__fsdp": 1, "mesh__tensor": 8}, "does not divide by .*tensor=8"),
-        ({"train__batch_size": 6}, "do not divide over data × fsdp"),
+        ({"train__batch_size": 6}, "do not divide over fsdp"),
         ({"tokenizer": "nowhere"}, "nowhere"),
         ({"data__shards": "nowhere"}, "no such folder: .*nowhere"),
         ({"data__weights": "{'prosa': 1}"}, "did you mean 'prose'"),
@@ -234,7 +236,7 @@ def test_a_folder_that_is_no_run_is_left_alone(line, tmp_path):
         ({"data__stages": LONG % 128, "data__weights": "{}"}, "seq_len=128 exceeds config.model.max_length=64"),
         ({"data__stages": LONG % 48, "data__weights": "{}"}, "8 × 32 tokens of a step are no whole rows of 48"),
         ({"data__stages": LONG % 64, "train__accumulation": 8}, "4 rows of a step do not divide by .*accumulation=8"),
-        ({"data__stages": LONG % 64, "mesh__fsdp": 8, "mesh__tensor": 1}, "4 rows .* do not divide over data × fsdp = 8"),
+        ({"data__stages": LONG % 64, "mesh__fsdp": 8, "mesh__tensor": 1}, "4 rows .* do not divide over fsdp = 8"),
         ({"data__max_epochs": "{'*': 0.1}"}, "max_epochs and max_tokens leave .*lists .*prose"),
     ],
 )  # fmt: skip

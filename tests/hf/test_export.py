@@ -4,7 +4,9 @@ import json
 
 import jax
 import numpy as np
+import peer
 import pytest
+from test_load import TOLERANCE, imported, logits
 
 from lmjax.errors import UserError
 from lmjax.generate.decode import generate
@@ -13,8 +15,6 @@ from lmjax.hf import export, families
 from lmjax.model.config import ModelConfig, MoeConfig, RopeScaling
 from lmjax.model.dense import dtypes
 from lmjax.tokenizers.hf import HfTokenizer
-from tests.hf import peer
-from tests.hf.test_load import TOLERANCE, imported, logits
 
 FLOAT32 = dtypes("float32", "cpu")
 

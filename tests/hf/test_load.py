@@ -5,6 +5,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import peer
 import pytest
 import safetensors.numpy
 
@@ -15,7 +16,6 @@ from lmjax.model.attention import Mask
 from lmjax.model.dense import dtypes
 from lmjax.sharding import mesh as meshes
 from lmjax.sharding.config import MeshConfig
-from tests.hf import peer
 
 FLOAT32 = dtypes("float32", "cpu")
 TOLERANCE = 1e-4  # on logits of about 10

@@ -3,7 +3,9 @@
 import json
 
 import numpy as np
+import peer
 import pytest
+from test_load import imported, logits
 
 from lmjax import run
 from lmjax.cli import main
@@ -15,8 +17,6 @@ from lmjax.hf.tokenizer import write_tokenizer
 from lmjax.tokenizers import build as tokenizers
 from lmjax.tokenizers.hf import HfTokenizer
 from lmjax.tokenizers.train import train_tokenizer
-from tests.hf import peer
-from tests.hf.test_load import imported, logits
 
 
 @pytest.fixture(scope="module")
