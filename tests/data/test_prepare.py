@@ -25,6 +25,7 @@ from lmjax.data.units import InputConfig
 from lmjax.errors import RunError, UserError
 from lmjax.files import read_json
 
+NOT_COMPARED = ("report.html", "report.json", "manifest.json", ".unfinished")  # times, and a mark that a kill may leave
 WORDS = ("stone", "river", "the", "and", "cloud", "seven", "of", "bread", "light", "a", "in", "field")
 
 
@@ -117,7 +118,7 @@ def outputs(out: Path) -> dict[str, bytes]:
         for path in sorted(out.rglob("*"))
         if path.is_file()
         and prepare.WORK not in path.parts
-        and path.name not in ("report.html", "report.json", "manifest.json")
+        and path.name not in NOT_COMPARED
     }
     manifest = read_json(out / "manifest.json")
     return found | {
