@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from lmjax.axes import CONTEXT
 from lmjax.model import rope
 from lmjax.model.attention import Mask
 from lmjax.model.block import BRANCH, Block
@@ -27,7 +28,7 @@ from lmjax.model.dense import Dtypes, dense, dropout
 from lmjax.model.initialize import Initializer
 from lmjax.model.norm import Norm
 from lmjax.model.router import RouterStats
-from lmjax.sharding.mesh import constrain
+from lmjax.sharding.mesh import constrain, is_manual
 
 Params = dict[str, Any]
 
@@ -129,7 +130,8 @@ class Decoder(nnx.Module):
         """Embeds tokens, and adds positions where they are added."""
         config = self.config
         # Rows are looked up in a table whose D is whole: a lookup in a table cut along D is not partitioned by the batch.
-        x = constrain(self.embed.token[...], "vocab", None)[tokens]
+        # Nor are its rows cut where `context` is manual: XLA's partitioner aborts on such a lookup (jax 0.12).
+        x = constrain(self.embed.token[...], None if is_manual(CONTEXT) else "vocab", None)[tokens]
         if config.scale_embeddings:  # by the root as an activation, rounded: Gemma was trained so
             x = x.astype(types.activation) * jnp.asarray(math.sqrt(config.d_model), types.activation)
         if config.position == "learned":
