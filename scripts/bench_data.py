@@ -44,7 +44,7 @@ from lmjax.files import read_json
 COMMAND = "python scripts/bench_data.py --only {}"
 WORKER = "LMJAX_BENCH_WORKER"
 WEB = "configs/data/web.py"
-ORDINARY = 400  # documents by which the hostile ones are measured
+ORDINARY = 100  # documents by which the hostile ones are measured
 STAGES = ("clean", "language", "gopher_repetition", "gopher_quality", "c4", "fineweb", "near_dedup", "pii")
 
 
@@ -235,7 +235,11 @@ def package_pages() -> Iterator[Document]:
 
 def memory(times: int, folder: Path, quick: bool) -> list[Row]:
     """Peak memory of the web pipeline without extraction, on a corpus and on `times` as much, none of it alike."""
-    documents = [d for d in (package_documents() if quick else real_documents(8000)) if len(d.text) < 100_000]
+    documents = [
+        d
+        for d in (itertools.islice(package_documents(), 300) if quick else real_documents(8000))
+        if len(d.text) < 100_000
+    ]
     peaks = {}
     for factor in (1, times):
         path = folder / f"times-{factor}.jsonl"
@@ -414,7 +418,7 @@ def main() -> int:
         if "memory" in args.only:
             rows += memory(3 if args.quick else 10, folder, args.quick)
         if "hostile" in args.only:
-            rows += hostile_rows(20_000_000 if args.quick else args.hostile_bytes, folder, args.quick)
+            rows += hostile_rows(3_000_000 if args.quick else args.hostile_bytes, folder, args.quick)
     rows = [*environment(("lmjax", "datatrove", "numpy")), *rows]
     show(f"data preparation ({sampler.dropped} samples of a busy machine dropped)", rows, console)
     if args.json:
