@@ -361,20 +361,25 @@ def uncounted(report: dict[str, Any], out: Path) -> int:
 
 
 def slowdowns(config: PrepareConfig, size: int, command: str) -> list[Row]:
-    """For each stage the worst kind's time a byte, over that of ordinary pages or, for text, of prose."""
-    some, some_pages = (list(itertools.islice(made, ORDINARY)) for made in (package_documents(), package_pages()))
-    ordinary = {False: [d for d in some if len(d.text) > 2000], True: some_pages}
-    for page in some_pages:
-        page.meta.update(format="html", url="https://example.org/")
+    """For each stage the worst kind's time a byte, over that of ordinary pages or prose: plain, or with accents, as it is."""
+    some, pages = (list(itertools.islice(made, ORDINARY)) for made in (package_documents(), package_pages()))
+    pages = [dataclasses.replace(page, meta={"format": "html", "url": "https://example.org/"}) for page in pages]
+    ordinary = {True: [d for d in some if len(d.text) > 2000], False: pages}
+    accents = str.maketrans("aeo", "äéø")
     rows = []
     for stage in [getattr(config, name) for name in config.stages]:
         if isinstance(stage, GlobalStage):
             continue
-        normal = {is_page: seconds_a_byte(stage, documents) for is_page, documents in ordinary.items()}
-        times, worst = max(
-            (seconds_a_byte(stage, [hostile_document(name, made())]) / normal[name.endswith("html")], name)
-            for name, made in hostile(size).items()
-        )
+        normal = {}
+        for is_text, documents in ordinary.items():
+            normal[is_text, True] = seconds_a_byte(stage, documents)
+            accented = [dataclasses.replace(d, text=d.text.translate(accents)) for d in documents]
+            normal[is_text, False] = seconds_a_byte(stage, accented)
+        found = []
+        for name, made in hostile(size).items():
+            document = hostile_document(name, made())
+            found.append((seconds_a_byte(stage, [document]) / normal[not document.meta, document.text.isascii()], name))
+        times, worst = max(found)
         rows.append(Row(f"hostile input, {stage.name} ({worst}) over ordinary", times, "x", "<= 10", command))
     return rows
 
