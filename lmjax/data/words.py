@@ -155,6 +155,9 @@ def find_sentences(text: str) -> Iterator[str]:
     """The same one by one, so that who has enough need not read on."""
     start = 0
     for match in BOUNDARY.finditer(text):
+        first, end = match.span()
+        if first >= 2 and text[first - 2] == " " and text[first:end] == ". " and text[first - 1] in ascii_letters:
+            continue  # an initial, at a glance: a text may hold nothing else
         if ends_sentence(text, match):
             if sentence := text[start : match.end()].strip():
                 yield sentence
@@ -180,8 +183,6 @@ def ends_sentence(text: str, match: re.Match) -> bool:
 
 def is_full_stop(text: str, start: int, end: int) -> bool:
     """Whether what follows a stop is no small letter, and what stands before it neither abbreviation nor initial."""
-    if start >= 2 and text[start - 2] == " " and text[start - 1] in ascii_letters:
-        return False  # an initial, as below, seen without a look at the word
     if text[end : end + 1].islower():
         return False
     word = text[max(start - LAST_WORD, 0) : start].rsplit(None, 1)
