@@ -116,9 +116,7 @@ def outputs(out: Path) -> dict[str, bytes]:
     found = {
         path.relative_to(out).as_posix(): path.read_bytes()
         for path in sorted(out.rglob("*"))
-        if path.is_file()
-        and prepare.WORK not in path.parts
-        and path.name not in NOT_COMPARED
+        if path.is_file() and prepare.WORK not in path.parts and path.name not in NOT_COMPARED
     }
     manifest = read_json(out / "manifest.json")
     return found | {
