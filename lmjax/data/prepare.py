@@ -5,7 +5,7 @@
     OUT/events/<source>.jsonl.zst what each stage did to each document, for `lmjax prepare --explain ID`
     OUT/aside/<source>.jsonl.zst  records and documents that could not be read or judged, whole
     OUT/<stage>/…                 what a stage publishes, such as the contamination flags of each benchmark
-    OUT/work/…                    every stage's output by shard: a changed config redoes what it changes, a kill costs a shard
+    OUT/work                      every stage's output by shard: a changed config redoes what it changes, a kill costs a shard
 
 The work of a pass is found again by what decides it: the options of its stages, the content of the files they read, the
 content of the shards that come in. None of it depends on workers, machines or the engine, so neither does the output.

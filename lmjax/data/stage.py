@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from lmjax.data.document import Document, draw, to_bytes
+from lmjax.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from lmjax.data.engine import Engine
@@ -99,7 +100,11 @@ class MapStage(Stage):
         for document in documents:
             try:
                 verdict = apply(document, counts.tally)
-            except Exception as error:
+            except (UserError, RunError):
+                raise  # about the run, not about this document
+            except (
+                Exception
+            ) as error:  # whatever a document does to a library: it is set aside, counted, and has a budget
                 counts.fail(document, error)
                 continue
             yield from counts.settle(document, verdict)

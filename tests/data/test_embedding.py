@@ -10,9 +10,6 @@ import pytest
 from lmjax.data.embedding import batches, gelu, load_encoder, model_folder, passages, pooled
 from lmjax.errors import UserError
 
-pytest.importorskip("safetensors")
-pytest.importorskip("tokenizers")
-
 
 def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None

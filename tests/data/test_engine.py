@@ -71,7 +71,6 @@ cluster.shutdown()
 
 @pytest.mark.slow
 def test_a_ray_cluster_writes_the_same_bytes(tmp_path):
-    pytest.importorskip("ray")
     import test_prepare
 
     inputs = test_prepare.make_inputs(tmp_path / "in")

@@ -239,6 +239,10 @@ def test_changed_input_is_seen(tmp_path):
     path.write_text(path.read_text() + json.dumps({"id": "new", "text": "x " * 100}) + "\n")
     assert not prepare.prepare(config(inputs), tmp_path / "out")[1]
     assert "new" in [document.id for document in read_written(tmp_path / "out" / "web.jsonl.zst")]
+    before = outputs(tmp_path / "out")
+    path.write_text(path.read_text().replace("x x x", "y x x"))  # of the same size
+    assert not prepare.prepare(config(inputs), tmp_path / "out")[1]
+    assert outputs(tmp_path / "out") != before
 
 
 def test_added_documents_count(inputs, tmp_path):
@@ -275,6 +279,15 @@ def test_a_stage_that_breaks_sets_aside(caplog):
     assert list(run(Breaks(), [Document("a", "abc", "web")], counts)) == []
     assert counts.close()["failed"] == 1 and seen == [("failed", "a")]
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_what_is_wrong_with_the_run_is_no_documents_fault():
+    class Down(Short):
+        def apply(self, document, tally):
+            raise RunError("the endpoint is down")
+
+    with pytest.raises(RunError, match="endpoint"):
+        list(run(Down(), [Document("a", "abc", "web")], Counts("down")))
 
 
 def test_failure_budget(inputs, tmp_path):

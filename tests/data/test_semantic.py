@@ -14,9 +14,6 @@ from lmjax.data.semantic import SemanticDedup, cluster_count, k_means, nearest, 
 from lmjax.data.stage import Counts, Shard
 from lmjax.errors import UserError
 
-pytest.importorskip("safetensors")
-pytest.importorskip("tokenizers")
-
 WORDS = [f"w{i}" for i in range(400)]
 
 
