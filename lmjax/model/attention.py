@@ -27,7 +27,7 @@ from lmjax.model.config import ModelConfig
 from lmjax.model.dense import Dtypes, dense
 from lmjax.model.initialize import Initializer
 from lmjax.model.norm import rms_normalize
-from lmjax.sharding.mesh import constrain, is_manual
+from lmjax.sharding.mesh import constrain, is_manual, platform
 
 
 @jax.tree_util.register_dataclass
@@ -185,7 +185,7 @@ def choose(config: ModelConfig, length: int, cached: bool, dtype: jnp.dtype = FL
             "devices; auto and blockwise do",
         )
         return functools.partial(in_a_ring, block=config.attention_block)
-    name = chosen(config, length, dtype, rule, jax.default_backend())
+    name = chosen(config, length, dtype, rule, platform())
     implementation = IMPLEMENTATIONS[name]
     return functools.partial(implementation, block=config.attention_block) if name == "blockwise" else implementation
 

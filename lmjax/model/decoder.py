@@ -28,7 +28,7 @@ from lmjax.model.dense import Dtypes, dense, dropout
 from lmjax.model.initialize import Initializer
 from lmjax.model.norm import Norm
 from lmjax.model.router import RouterStats
-from lmjax.sharding.mesh import constrain, is_manual
+from lmjax.sharding.mesh import constrain, is_manual, platform
 
 Params = dict[str, Any]
 
@@ -255,7 +255,7 @@ def forward_routed(
 
     `prefix` holds features that stand before the text, see one another, and are seen by the row's first document.
     """
-    unroll = config.scan == "off" or (config.scan == "auto" and jax.default_backend() == "cpu")
+    unroll = config.scan == "off" or (config.scan == "auto" and platform() == "cpu")
     return merge(config, params)(tokens, positions, mask, types, key, cache, unroll, prefix)
 
 

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from lmjax.sharding.mesh import platform
+
 BLOCK = 128  # rows of a product, at most: enough to be worth fetching a matrix for
 
 
@@ -18,7 +20,7 @@ def grouped_dot(
     x: Float[Array, "rows D"], w: Float[Array, "E D F"], sizes: Int[Array, "E"], out: jnp.dtype
 ) -> Float[Array, "rows F"]:
     """The product in dtype `out`; `sizes` counts the rows of each group, in order."""
-    if jax.default_backend() == "cpu":
+    if platform() == "cpu":
         return blocks(x, w, sizes, jnp.dtype(out), block_rows(x.shape[0], w.shape[0]))
     return jax.lax.ragged_dot(x, w, sizes, preferred_element_type=out)
 

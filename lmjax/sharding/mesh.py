@@ -37,6 +37,12 @@ def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*rules.spec(logical)))
 
 
+def platform() -> str:
+    """Where the traced program will run ("cpu", "gpu", "tpu"): the ambient mesh's devices, which may be of another machine; else ours."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
 def size(axis: str) -> int:
     """Size of an axis of the ambient mesh; 1 without a mesh."""
     return dict(jax.sharding.get_abstract_mesh().shape).get(axis, 1)
