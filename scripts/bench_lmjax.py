@@ -12,11 +12,11 @@ import optax
 from bench_harness import serve
 
 from lmjax import config as configs
-from lmjax import run
 from lmjax.batch import Batch
 from lmjax.model import grouped
 from lmjax.model.dense import dtypes
 from lmjax.monitor.speed import measure_matmul_flops
+from lmjax.parts import build_parts
 from lmjax.plan import params
 from lmjax.plan.flops import flops_per_token
 from lmjax.sharding import mesh as meshes
@@ -39,7 +39,7 @@ class Training:
     """A run's step, its state and one batch."""
 
     def __init__(self, config: RunConfig, num_devices: int):
-        self.parts = run.build_parts(config, jax.devices()[:num_devices])
+        self.parts = build_parts(config, jax.devices()[:num_devices])
         self.step = build_step(
             config, self.parts.loss, self.parts.optimizer, self.parts.schedule, self.parts.mesh, self.parts.shardings
         )

@@ -17,12 +17,14 @@ LEVELS = [
     ("lmjax.generate", 3), ("lmjax.checkpoint", 3), ("lmjax.monitor", 3), ("lmjax.plan", 3),
     ("lmjax.train", 4), ("lmjax.hf", 4),
     ("lmjax.eval", 5),
+    ("lmjax.workdir", 5.5), ("lmjax.parts", 5.6), ("lmjax.trained", 5.7), ("lmjax.interchange", 5.8),
     ("lmjax.run", 6),
-    ("lmjax.quickstart", 6),
+    ("lmjax.output", 6), ("lmjax.quickstart", 6),
+    ("lmjax.verbs", 6.5),
     ("lmjax.cli", 7),
 ]  # fmt: skip
 NO_JAX = ("lmjax.config", "lmjax.errors", "lmjax.axes", "lmjax.files", "lmjax.batch", "lmjax.tokenizers", "lmjax.data",
-          "lmjax.plan", "lmjax.cli")  # fmt: skip
+          "lmjax.plan", "lmjax.output", "lmjax.verbs", "lmjax.cli")  # fmt: skip
 JAX = ("jax", "jaxlib", "flax", "optax", "orbax")
 # the parts of `plan` that ask the compiler
 MAY_JAX: tuple[str, ...] = ()

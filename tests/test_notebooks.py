@@ -78,10 +78,10 @@ def printed(notebook, words: str) -> str:
 def test_the_quickstarts_notebook_shows_what_it_says(executed):
     for words in ("read_metrics(WORKDIR)", "reader(0)", "weights > 0"):
         assert [out for out in outputs(executed, words) if "image/png" in out.get("data", {})], words
-    assert re.search(r"^\d\d\.txt tokens 0-\d+$", printed(executed, "run.trace("), re.MULTILINE)
+    assert re.search(r"^\d\d\.txt tokens 0-\d+$", printed(executed, "trained.trace("), re.MULTILINE)
     sharded = printed(executed, "table.add_row")
     assert all(path in sharded for path in ("embed/token", "layers/attention/qkv", "final_norm/scale"))
     assert all(axis in sharded and "('tensor', 'fsdp')" in sharded for axis in ("'fsdp': 2", "'tensor': 2"))
     assert "CPU 0,4" in printed(executed, "visualize_array_sharding")
-    prompt, text = "def read_config(path):\n", printed(executed, "run.generate(")
+    prompt, text = "def read_config(path):\n", printed(executed, "trained.generate(")
     assert text.startswith(prompt) and len(text) > len(prompt)

@@ -9,13 +9,15 @@ import jax
 import numpy as np
 import pytest
 
-from lmjax import cli, run
+from lmjax import cli, run, trained
 from lmjax import config as configs
 from lmjax.checkpoint import layout
 from lmjax.errors import RunError, UserError
 from lmjax.generate.sample import Sampling
 from lmjax.monitor.write import read_metrics
+from lmjax.parts import build_parts
 from lmjax.train.config import RunConfig
+from lmjax.workdir import COMPILE_CACHE, PACKING, RUN
 
 BASE = {
     "model": {"vocab_size": 264, "num_layers": 2, "d_model": 32, "num_heads": 4, "max_length": 64, "dropout": 0.1},
@@ -44,7 +46,7 @@ def losses(workdir):
 def final_state(config, workdir):
     from lmjax.checkpoint import restore
 
-    restored = restore.restore(workdir, run.build_parts(config).abstract_state())
+    restored = restore.restore(workdir, build_parts(config).abstract_state())
     return restored.step, jax.tree.map(
         lambda x: np.asarray(jax.random.key_data(x) if "key" in str(x.dtype) else x), restored.state
     )
@@ -60,7 +62,7 @@ def straight(line, tmp_path_factory):
 
 def test_three_resumes_give_the_same_bits_as_none(line, tmp_path, straight):
     """With dropout, across the end of an epoch of the smaller source, and once with worker processes instead of threads."""
-    epochs = {row["epoch"] for step in range(24) for row in run.trace(straight, step) if row["source"] == "lists"}
+    epochs = {row["epoch"] for step in range(24) for row in trained.trace(straight, step) if row["source"] == "lists"}
     assert len(epochs) > 1
     for stop in (5, 11, 17, 24):
         workers = 1 if stop == 11 else 0
@@ -98,7 +100,7 @@ def test_experts_begin_as_the_dense_run_they_come_from(line, tmp_path, straight,
     experts = make_config(line, mesh__fsdp=2, mesh__tensor=1, mesh__expert=4, **start)
     assert run.train(experts, tmp_path / "run") == 1
     assert "each expert begins as its layer's MLP" in capsys.readouterr().out
-    dense, upcycled = (run.evaluate(folder, "validation", None, []) for folder in (straight, tmp_path / "run"))
+    dense, upcycled = (trained.evaluate(folder, "validation", None, []) for folder in (straight, tmp_path / "run"))
     assert upcycled["eval/loss"] == pytest.approx(dense["eval/loss"], rel=1e-5)
     with pytest.raises(UserError, match=r"is of another model: .*d_ff"):
         run.train(make_config(line, model__d_ff=64, **start), tmp_path / "wrong")
@@ -146,7 +148,7 @@ def test_resumes_to_the_bit_across_changes_of_row_length(line, tmp_path, capsys,
         said.count("rows of 16, ") == said.count("rows of 64, ") == (2 if packing == "best_fit" else 0)
     )  # two sources
     if packing == "best_fit":  # another process of the run may be ahead of this one
-        (tmp_path / "run" / run.PACKING).mkdir(parents=True)
+        (tmp_path / "run" / PACKING).mkdir(parents=True)
     for stop in (4, 6, 10, 12):
         assert run.train(make_config(line, train__stop_at=stop, **fields), tmp_path / "run") == stop
     assert losses(tmp_path / "run") == losses(tmp_path / "straight")
@@ -156,8 +158,8 @@ def test_resumes_to_the_bit_across_changes_of_row_length(line, tmp_path, capsys,
     assert all(row["tokens"] == row["step"] * 8 * 32 for row in read_metrics(tmp_path / "run"))
     timed = {row["step"] for row in read_metrics(tmp_path / "straight") if "speed/step_s" in row}
     assert {2, 6, 8, 9, 11} <= timed and not timed & {1, 7, 10}  # compiling is no part of a step's time
-    assert len(run.trace(tmp_path / "run", 0)) == 16 and len(run.trace(tmp_path / "run", 11)) == 4
-    assert (tmp_path / "run" / run.PACKING).exists() == (packing == "best_fit")
+    assert len(trained.trace(tmp_path / "run", 0)) == 16 and len(trained.trace(tmp_path / "run", 11)) == 4
+    assert (tmp_path / "run" / PACKING).exists() == (packing == "best_fit")
 
 
 def test_what_is_read_of_each_source_is_told(line, tmp_path, capsys):
@@ -219,7 +221,7 @@ def test_a_folder_that_is_no_run_is_left_alone(line, tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(UserError, match="not the workdir of a run"):
         run.train(make_config(line), tmp_path)
-    assert [path.name for path in tmp_path.iterdir() if path.name != run.COMPILE_CACHE] == ["thesis.tex"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != COMPILE_CACHE] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,7 @@ def test_a_folder_that_is_no_run_is_left_alone(line, tmp_path):
 def test_impossible_configs_are_named_before_anything_is_written(line, tmp_path, change, message):
     with pytest.raises(UserError, match=message):
         run.train(make_config(line, **change), tmp_path / "run")
-    assert not (tmp_path / "run" / run.RUN).exists()
+    assert not (tmp_path / "run" / RUN).exists()
 
 
 def test_shards_of_another_tokenizer_are_refused(line, tmp_path):
@@ -294,18 +296,18 @@ def test_an_unreadable_checkpoint_is_not_taken_for_none(line, tmp_path, straight
 
 
 def test_evaluation_of_the_whole_split_by_source(straight):
-    result = run.evaluate(straight, "test", None, ["mesh.fsdp=1", "mesh.tensor=1", "mesh.data=8"])
-    split = run.evaluate(straight, "test", None, ["mesh.fsdp=1", "mesh.tensor=1", "mesh.data=4", "mesh.context=2"])
+    result = trained.evaluate(straight, "test", None, ["mesh.fsdp=1", "mesh.tensor=1", "mesh.data=8"])
+    split = trained.evaluate(straight, "test", None, ["mesh.fsdp=1", "mesh.tensor=1", "mesh.data=4", "mesh.context=2"])
     assert split["eval/loss"] == pytest.approx(result["eval/loss"], abs=1e-5)
     assert result["step"] == 24 and {"eval/prose/bits_per_byte", "eval/lists/loss", "eval/perplexity"} <= result.keys()
     with pytest.raises(UserError, match="cannot be changed"):
-        run.evaluate(straight, "test", None, ["model.d_model=64"])
+        trained.evaluate(straight, "test", None, ["model.d_model=64"])
 
 
 def test_generation_streams_and_does_not_depend_on_the_batch(straight):
     def texts(prompts):
         greedy = Sampling(temperature=0.0)
-        stream = run.generate(straight, prompts, 12, greedy, None, ["mesh.fsdp=1", "mesh.tensor=2", "mesh.data=4"])
+        stream = trained.generate(straight, prompts, 12, greedy, None, ["mesh.fsdp=1", "mesh.tensor=2", "mesh.data=4"])
         return ["".join(parts) for parts in zip(*stream)]
 
     together = texts(["the model", "a row of tokens and"])

@@ -1,13 +1,14 @@
 """The verbs: import, generate, begin a run from it on a mesh, export; and what they refuse."""
 
+import dataclasses
 import json
 
 import numpy as np
 import peer
 import pytest
+from etils import epath
 from test_load import imported, logits
 
-from lmjax import run
 from lmjax.cli import main
 from lmjax.data.config import TokenizerConfig
 from lmjax.errors import UserError
@@ -17,6 +18,7 @@ from lmjax.hf.tokenizer import write_tokenizer
 from lmjax.tokenizers import build as tokenizers
 from lmjax.tokenizers.hf import HfTokenizer
 from lmjax.tokenizers.train import train_tokenizer
+from lmjax.workdir import check_init_from, open_run
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +114,11 @@ def test_mistakes_exit_with_2(theirs, workdir, tmp_path, capsys):
 
 
 def test_each_difference_to_the_run_to_begin_with_is_named(workdir):
-    config, tokenizer = run.open_run(workdir)
-    other = run.dataclasses.replace(config.model, rope_theta=5.0, qk_norm=False)
-    config = run.dataclasses.replace(config, model=other, init_from=str(workdir))
+    config, tokenizer = open_run(workdir)
+    other = dataclasses.replace(config.model, rope_theta=5.0, qk_norm=False)
+    config = dataclasses.replace(config, model=other, init_from=str(workdir))
     with pytest.raises(UserError, match=r"qk_norm=False, not True.*rope_theta=5.0, not 777.0|rope_theta.*qk_norm"):
-        run.check_init_from(config, tokenizer)
+        check_init_from(config, tokenizer)
 
 
 # --------------------------------------------------------------------------------------------------------------- tokenizers
@@ -127,7 +129,7 @@ TEXTS = ["the model reads", "a  b\n\tc", "naïve 🎉", ""]
 
 def exported(tokenizer, tmp_path):
     """The tokenizer as transformers reads it."""
-    write_tokenizer(run.epath.Path(tmp_path), tokenizer, 128)
+    write_tokenizer(epath.Path(tmp_path), tokenizer, 128)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return peer.transformers.AutoTokenizer.from_pretrained(tmp_path)
 
@@ -152,7 +154,7 @@ def test_a_tokenizer_json_keeps_its_special_tokens(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
     own = HfTokenizer.read(tmp_path / "tokenizer.json")
     assert (own.bos_id, own.eos_id, own.pad_id) == (1, 96, None)
-    own.save(run.epath.Path(tmp_path / "saved"))
+    own.save(epath.Path(tmp_path / "saved"))
     again = tokenizers.load(tmp_path / "saved")
     assert (again.bos_id, again.eos_id, again.pad_id) == (1, 96, None)
     assert again.fingerprint() == own.fingerprint() != plain.fingerprint()

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from lmjax import run
 from lmjax.batch import Batch
 from lmjax.model.config import ModelConfig, MoeConfig
+from lmjax.parts import build_parts
 from lmjax.sharding import mesh as meshes
 from lmjax.sharding.config import MeshConfig
 from lmjax.train.config import RunConfig, TrainConfig
@@ -23,7 +23,7 @@ CONFIG = RunConfig(model=MODEL, train=TrainConfig(batch_size=B, precision="float
 
 def collectives(config):
     """(kind, shape) → how often, of the loop over layers, forward and backward; a tuple's parts counted one by one."""
-    parts = run.build_parts(config)
+    parts = build_parts(config)
     step = build_step(config, parts.loss, parts.optimizer, parts.schedule, parts.mesh, parts.shardings)
     local = np.zeros((B, config.data.seq_len), np.int32)
     batch = Batch(local, local, local.astype(np.float32), local, local)

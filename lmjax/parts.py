@@ -1,0 +1,115 @@
+"""What a config builds, without a step being taken: mesh, optimizer, loss, shardings, readers, evaluation."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+
+import jax
+import optax
+from etils import epath
+from jax.sharding import Mesh, NamedSharding
+
+from lmjax import config as configs
+from lmjax.data import loader
+from lmjax.eval import perplexity
+from lmjax.model import attention
+from lmjax.model.dense import Dtypes, dtypes
+from lmjax.optim.build import build_optimizer
+from lmjax.optim.schedule import Schedule, build_schedule
+from lmjax.plan import memory
+from lmjax.sharding import mesh as meshes
+from lmjax.sharding import multihost, rules
+from lmjax.train import step as steps
+from lmjax.train.config import RunConfig
+from lmjax.train.objective import Loss, build_objective
+from lmjax.train.state import StateShardings, TrainState, Weights, init_state, state_shardings
+from lmjax.workdir import PACKING
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What the config builds, before any data is read."""
+
+    config: RunConfig
+    mesh: Mesh
+    types: Dtypes
+    optimizer: optax.GradientTransformation
+    schedule: Schedule
+    shardings: StateShardings
+    loss: Loss
+
+    @property
+    def batch_sharding(self) -> NamedSharding:
+        """Of a [B, T] array."""
+        return meshes.sharding(self.mesh, ("batch", None))
+
+    def abstract_state(self) -> TrainState:
+        """The state as shapes, dtypes and shardings."""
+        shapes = jax.eval_shape(lambda: init_state(self.config, self.optimizer))
+        return jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            shapes,
+            self.shardings.state,
+        )
+
+    def abstract_weights(self) -> Weights:
+        """The same of the parameters and the step alone."""
+        abstract = self.abstract_state()
+        return Weights(abstract.step, abstract.params)
+
+
+def build_parts(config: RunConfig, devices: list | None = None) -> Parts:
+    """Everything that needs no data; every impossible combination is a `UserError` here, before compilation."""
+    devices = jax.devices() if devices is None else devices
+    memory.layout(config, len(devices))  # dims that do not divide over the mesh
+    attention.check_platform(config.model, devices[0].platform)
+    mesh = meshes.make_mesh(config.mesh, devices)
+    types = dtypes(config.train.precision, devices[0].platform)
+    optimizer = build_optimizer(config.optim)
+    return Parts(
+        config=config,
+        mesh=mesh,
+        types=types,
+        optimizer=optimizer,
+        schedule=build_schedule(config.optim, config.train.steps),
+        shardings=state_shardings(config, mesh, optimizer),
+        loss=build_objective(config, types),
+    )
+
+
+def build_reader(
+    config: RunConfig, workdir: os.PathLike | str, rows: Callable[[int], tuple[int, ...]] | None = None
+) -> loader.StepReader:
+    """The reader of a run's batches; `rows` gives this process's of a global batch of that many."""
+    steps, packing_dir = config.train.steps, epath.Path(workdir) / PACKING
+    return loader.build_train_reader(config.data, config.train.batch_size, config.seed, rows, steps, packing_dir)
+
+
+def build_evaluate(parts: Parts, split: str | None = None, max_rows: int | str | None = "config"):
+    """`evaluate(state) → metrics` on a held-out split.
+
+    Args:
+      parts: of the run.
+      split: none: `config.data.eval_split`.
+      max_rows: of each source; none: all; "config": `config.eval.rows`.
+    """
+    config = parts.config
+    rows_of_batch = config.eval.batch_size or config.train.batch_size
+    replicas = rules.num_shards(rules.RULES["batch"], dict(parts.mesh.shape))
+    configs.need(
+        rows_of_batch % replicas == 0, f"config.eval.batch_size={rows_of_batch} does not divide over {replicas} devices"
+    )
+    local = multihost.local_rows(parts.batch_sharding, rows_of_batch)
+    limit = config.eval.rows if max_rows == "config" else max_rows
+    step = steps.build_eval_step(parts.loss, parts.mesh, parts.shardings)
+    sources = loader.eval_sources(config.data, split)
+
+    def on_mesh(source):
+        batches = loader.EvalBatches(source, config.data.seq_len, rows_of_batch, limit, local)
+        placed = multihost.on_devices(enumerate(batches), parts.batch_sharding, lambda _: rows_of_batch)
+        return (batch for _, batch in placed)
+
+    def evaluate(state: TrainState | Weights) -> dict[str, float]:
+        return perplexity.evaluate(step, state.params, {name: (s, on_mesh(s)) for name, s in sources.items()})
+
+    return evaluate
