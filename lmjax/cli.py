@@ -191,3 +191,7 @@ def leave(code: int, message: str) -> int:
         sys.stdout.flush()
         os._exit(code)
     return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
