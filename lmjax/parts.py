@@ -65,7 +65,7 @@ def build_parts(config: RunConfig, devices: list | None = None) -> Parts:
     attention.check_platform(config.model, devices[0].platform)
     mesh = meshes.make_mesh(config.mesh, devices)
     types = dtypes(config.train.precision, devices[0].platform)
-    optimizer = build_optimizer(config.optim)
+    optimizer = build_optimizer(config.optim, 1.0 / config.model.width_ratio)
     return Parts(
         config=config,
         mesh=mesh,

@@ -21,6 +21,7 @@ from lmjax.hf.load import CONFIG, INDEX, WEIGHTS
 from lmjax.hf.tokenizer import write_tokenizer
 from lmjax.model.config import ModelConfig
 from lmjax.model.decoder import Params
+from lmjax.model.transfer import folded
 from lmjax.plan.params import parameter_dims
 from lmjax.tokenizers.base import Tokenizer
 
@@ -49,7 +50,7 @@ def write_folder(
       UserError: no family has such a model.
     """
     folder = epath.Path(folder)
-    model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
+    model, params = folded(dataclasses.replace(model, vocab_size=tokenizer.vocab_size), params)
     kind, config = families.write(model)
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
     folder.mkdir(parents=True, exist_ok=True)

@@ -236,8 +236,8 @@ class Attention(nnx.Module):
             theta, scaling = (config.rope_local_theta, None) if local else (config.rope_theta, config.rope_scaling)
             cos, sin = rope.angles(positions, config.dim_head, theta, scaling)
             q, k = rope.rotate(q, cos, sin), rope.rotate(k, cos, sin)
-        if config.score_dim is not None:
-            q = q * math.sqrt(config.dim_head / config.score_dim)  # attention divides by sqrt(H)
+        if config.scores_over != config.dim_head:
+            q = q * math.sqrt(config.dim_head / config.scores_over)  # attention divides by sqrt(H)
         return q, k, v
 
     def __call__(

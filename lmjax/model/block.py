@@ -21,6 +21,11 @@ from lmjax.sharding.mesh import constrain
 BRANCH = "branch_output"  # the name by which remat "block_outputs" keeps them
 
 
+def scaled(x: Float[Array, "B T D"], scale: float) -> Float[Array, "B T D"]:
+    """scale · x, and x itself for 1."""
+    return x if scale == 1.0 else x * scale
+
+
 def normed(norm: Norm | None, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
     """norm(x), where there is one."""
     return x if norm is None else norm(x)
@@ -59,9 +64,11 @@ class Block(nnx.Module):
         keys = (None, None) if key is None else jax.random.split(key)
         branch, cache = self.attention(normed(self.attention_norm, x), positions, mask, types, cache, kind)
         branch = normed(self.attention_post_norm, checkpoint_name(branch, BRANCH))
+        branch = scaled(branch, self.config.branch_scale)
         x = x + dropout(branch, self.config.dropout, keys[0])
         branch, routed = self.feed_forward(normed(self.mlp_norm, x), mask, types, cache is not None)
         branch = normed(self.mlp_post_norm, checkpoint_name(branch, BRANCH))
+        branch = scaled(branch, self.config.branch_scale)
         x = x + dropout(branch, self.config.dropout, keys[1])
         return constrain(x, "batch", None, None), cache, routed
 

@@ -61,6 +61,19 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class MupConfig:
+    """The base model, whose hyper-parameters hold at this one: see `lmjax/model/transfer.py`."""
+
+    base_width: int  # d_model of the base
+    base_layers: int | None = None  # num_layers of the base; none: as many as here, depth changes nothing
+    base_head_dim: int | None = None  # none: as here, width comes with more heads
+
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            need(value is None or value >= 1, f"config.model.mup.{name}={value} must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only transformer."""
 
@@ -104,6 +117,9 @@ class ModelConfig:
     init: Literal["normal", "scaled", "fan_in"] = "scaled"
     # normal: N(0, init_std²) everywhere. scaled: residual outputs divided by sqrt(2 L) (GPT-2). fan_in: N(0, 1/fan_in), outputs scaled
     init_std: float = 0.02
+    mup: MupConfig | None = (
+        None  # scale weights and rates so that what was tuned at a narrower model holds; none: as they are
+    )
     attention: Literal["auto", "reference", "blockwise", "splash", "cudnn"] = free("auto")
     # auto: above one block of tokens splash on a TPU, cudnn on a GPU, where they can do it; else blockwise
     attention_block: int = free(128)  # tokens in one block of the blockwise form
@@ -144,6 +160,13 @@ class ModelConfig:
         need(self.qk_norm or not self.qk_norm_heads, "config.model.qk_norm_heads needs qk_norm")
         need(not (self.attention_bias and self.qkv_bias), "config.model: attention_bias holds what qkv_bias would add")
         need(self.norm == "layernorm" or not self.norm_bias, "config.model.norm_bias needs norm='layernorm'")
+        if self.mup is not None:
+            need(self.moe is None, "config.model.mup has no rule for the router of config.model.moe")
+            need(self.prefix_dim is None, "config.model.mup has no rule for config.model.prefix_dim")
+            need(
+                not self.scale_embeddings,
+                "config.model: scale_embeddings grows with the width, which mup must not; set init_std",
+            )
 
     @property
     def kv_heads(self) -> int:
@@ -155,10 +178,32 @@ class ModelConfig:
         """H."""
         return self.head_dim or self.d_model // self.num_heads
 
+    @property
+    def width_ratio(self) -> float:
+        """Width over that of the base; 1 without `mup`."""
+        return self.d_model / self.mup.base_width if self.mup else 1.0
+
+    @property
+    def base_layers(self) -> int:
+        """Layers of the base, or of this model without one."""
+        return (self.mup.base_layers if self.mup else None) or self.num_layers
+
+    @property
+    def branch_scale(self) -> float:
+        """What the output of each branch is multiplied by before it is added to the residual stream."""
+        return self.base_layers / self.num_layers
+
+    @property
+    def scores_over(self) -> int | float:
+        """d: attention's scores are q · k / sqrt(d)."""
+        own = self.score_dim or self.dim_head
+        base = (self.mup.base_head_dim if self.mup else None) or self.dim_head
+        return own if base == self.dim_head else own * self.dim_head / base
+
     def resolved(self) -> dict[str, Any]:
         """The fields that decide the logits, with every none that stands for a value replaced by it."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if not field.metadata}
-        for name in ("init", "init_std", "dropout", "layer_pattern"):
+        for name in ("init", "init_std", "dropout", "layer_pattern", "mup"):
             del fields[name]
         if self.moe is not None:
             moe = dataclasses.asdict(self.moe)
@@ -169,7 +214,7 @@ class ModelConfig:
             local_theta = self.rope_theta
         fields |= {
             "num_kv_heads": self.kv_heads, "head_dim": self.dim_head, "d_ff": self.hidden, "kinds": self.kinds,
-            "score_dim": self.score_dim or self.dim_head,
+            "score_dim": self.scores_over, "width_ratio": self.width_ratio, "branch_scale": self.branch_scale,
             "rope_theta": self.rope_theta if self.position == "rope" else None,
             "rope_local_theta": local_theta if self.position == "rope" and "local" in self.kinds else None,
         }  # fmt: skip

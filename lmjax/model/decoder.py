@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from lmjax.axes import CONTEXT
 from lmjax.model import rope
 from lmjax.model.attention import Mask
-from lmjax.model.block import BRANCH, Block
+from lmjax.model.block import BRANCH, Block, scaled
 from lmjax.model.blockwise import soft_cap
 from lmjax.model.cache import Cache
 from lmjax.model.config import ModelConfig
@@ -57,7 +57,7 @@ class Head(nnx.Module):
 
     def __init__(self, config: ModelConfig, init: Initializer):
         shape = (config.d_model, config.vocab_size)
-        self.kernel = nnx.Param(init(shape, fan_in=config.d_model), axes=("embed", "vocab"))
+        self.kernel = nnx.Param(init(shape, fan_in=config.d_model, output=True), axes=("embed", "vocab"))
 
 
 Layer = Callable[[Array, Any], tuple[Array, tuple[Any, Any]]]
@@ -188,7 +188,7 @@ class Decoder(nnx.Module):
         x, written, routed = scan_pattern(bodies, x, (layers, layer_keys), caches, unroll)
         cache = None if cache is None else written
         x = x if prefix is None else x[:, prefix.shape[1] :]
-        return self.final_norm(x), cache, routed
+        return scaled(self.final_norm(x), 1.0 / config.width_ratio), cache, routed
 
 
 # ------------------------------------------------------------------------------------------------------- plain boundaries

@@ -31,6 +31,11 @@ def decay_mask(params: Any, decay_embeddings: bool) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: leaf_name(path) in decayed, params)
 
 
+def layer_matrices(params: Any) -> Any:
+    """True for the layers' matrices."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: leaf_name(path) in MATRICES, params)
+
+
 def muon_dimensions(params: Any) -> Any:
     """`MuonDimensionNumbers` for the layers' matrices, None for all that Adam updates: embeddings, head, norms, biases."""
 

@@ -12,7 +12,8 @@ from lmjax.errors import UserError
 from lmjax.generate.decode import generate
 from lmjax.generate.sample import Sampling
 from lmjax.hf import export, families
-from lmjax.model.config import ModelConfig, MoeConfig, RopeScaling
+from lmjax.model import decoder
+from lmjax.model.config import ModelConfig, MoeConfig, MupConfig, RopeScaling
 from lmjax.model.dense import dtypes
 from lmjax.tokenizers.hf import HfTokenizer
 
@@ -111,3 +112,14 @@ def test_the_family_is_chosen_by_the_fields(fields, kind):
 def test_what_no_family_has_is_named(fields, message):
     with pytest.raises(UserError, match=message):
         families.write(ModelConfig(**fields))
+
+
+def test_factors_of_a_base_model_are_in_the_weights(tmp_path):
+    mup = MupConfig(base_width=8, base_layers=1, base_head_dim=4)
+    model = ModelConfig(vocab_size=96, num_layers=2, d_model=32, num_heads=4, init_std=0.2, mup=mup)
+    params = jax.jit(lambda: decoder.init(model, jax.random.key(0)))()
+    export.write_folder(tmp_path / "out", model, params, words())
+    again, params_again = imported(tmp_path / "out")
+    tokens = np.arange(48).reshape(2, 24)
+    assert again.mup is None
+    np.testing.assert_allclose(logits(again, params_again, tokens), logits(model, params, tokens), atol=TOLERANCE)
