@@ -17,6 +17,8 @@ from lmjax.model.dense import dtypes
 from lmjax.model.transfer import folded
 from lmjax.optim.build import build_optimizer
 from lmjax.optim.config import OptimConfig
+from lmjax.parts import build_parts
+from lmjax.train.config import RunConfig
 
 TYPES = dtypes("float32", "cpu")
 BASE = ModelConfig(vocab_size=64, num_layers=2, d_model=32, num_heads=2, d_ff=64, max_length=16, tie_embeddings=False)
@@ -141,3 +143,10 @@ def test_factors_are_of_the_model_and_named_where_they_differ():
 def test_what_has_no_rule_is_refused_by_name(fields):
     with pytest.raises(UserError, match=next(iter(fields))):
         dataclasses.replace(BASE, mup=MUP, **fields)
+
+
+def test_a_run_of_a_wider_model_takes_its_rate():
+    params = {"down": jnp.ones((2, 3, 4)), "kernel": jnp.ones((3, 5))}
+    optimizer = build_parts(RunConfig(model=wider(4, mup=True), optim=OptimConfig(weight_decay=0.0))).optimizer
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    np.testing.assert_allclose([updates["down"][0, 0, 0], updates["kernel"][0, 0]], [-0.25, -1.0], rtol=1e-4)
