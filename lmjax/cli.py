@@ -110,9 +110,21 @@ def build_parser() -> argparse.ArgumentParser:
 
     sub = verb("plan", verbs.plan, config=True)
     sub.add_argument("--devices", type=int, metavar="N", help="default: the fewest that the mesh takes")
-    sub.add_argument("--hardware", metavar="NAME", help="such as v5p or h100: holds the memory against it")
-    sub.add_argument("--mfu", type=float, default=0.4, help="for the time, with --hardware (default: 0.4)")
+    sub.add_argument("--hardware", metavar="NAME", help="such as v5p or h100: time, cost, and what fits on it")
     sub.add_argument("--json", action="store_true")
+    rest = sub.add_argument_group("with --hardware, what the figures rest on")
+    rest.add_argument("--mfu", type=float, help="share of the peak that the model's FLOPs reach (default: 0.4)")
+    rest.add_argument("--tokens", type=int, metavar="N", help="of the run (default: by config.train.steps)")
+    rest.add_argument("--budget-usd", type=float, metavar="USD", help="what does it buy?")
+    rest.add_argument("--usd-per-hour", type=float, metavar="USD", help="of a device (default: the table's list price)")
+    rest.add_argument("--watts", type=float, metavar="W", help="of a device (default: the table's)")
+    rest.add_argument("--pue", type=float, help="of the data centre (default: the table's)")
+    rest.add_argument(
+        "--grid", metavar="NAME", help="such as us or europe-west4, or kg of CO2e for a kWh (default: us)"
+    )
+    rest.add_argument("--preemptions-per-day", type=float, metavar="N", help="of the run (default: 1)")
+    rest.add_argument("--save-s", type=float, metavar="S", help="that a checkpoint holds the run up (default: 30)")
+    rest.add_argument("--restart-s", type=float, metavar="S", help="from a preemption to the next step (default: 300)")
 
     sub = verb("quickstart", verbs.quickstart)
     sub.set_defaults(takes_config=True)

@@ -193,12 +193,16 @@ def trace(args: argparse.Namespace) -> None:
 
 
 def plan(args: argparse.Namespace) -> None:
-    """Parameters, FLOPs and memory of a config, without running it."""
+    """Parameters, FLOPs, memory, time and cost of a config, without running it."""
+    import dataclasses
+
     from lmjax.plan import report
     from lmjax.train.config import RunConfig
 
     config = configs.load(RunConfig, args.config, args.overrides)
-    estimate = report.plan(config, args.devices, args.hardware, args.mfu)
+    stated = {field.name: getattr(args, field.name) for field in dataclasses.fields(report.Assumptions)}
+    assumed = report.Assumptions(**{name: value for name, value in stated.items() if value is not None})
+    estimate = report.plan(config, args.devices, args.hardware, assumed)
     if args.json:
         print(json.dumps(report.to_dict(estimate)))
     else:

@@ -62,7 +62,7 @@ ACCELERATORS = (
     Accelerator(
         "v4", "tpu", ("TPU v4",), 275e12, 275e12, 32 * GiB, 1200e9, 300e9, 3, 4,
         "docs.cloud.google.com/tpu/docs/v4, 2026; links: arXiv 2304.01433 (six of 50 GB/s)",
-        Figure(192, "arXiv 2304.01433, the most that was measured, 2023"), Figure(3.22, GOOGLE.format("us-central2")),
+        Figure(192.0, "arXiv 2304.01433, the most that was measured, 2023"), Figure(3.22, GOOGLE.format("us-central2")),
     ),
     Accelerator(
         "v5e", "tpu", ("TPU v5 lite", "TPU v5e"), 197e12, 197e12, 16 * GiB, 819e9, 200e9, 2, 8,
@@ -86,32 +86,32 @@ ACCELERATORS = (
     Accelerator(
         "a100-40gb", "gpu", ("NVIDIA A100-SXM4-40GB",), 312e12, 156e12, 40 * GiB, 1555e9, 300e9, 0, 8,
         "NVIDIA A100 datasheet, 2021 (NVLink 600 GB/s both ways)",
-        Figure(400, "NVIDIA A100 datasheet, 2021"), Figure(1.99, "SkyPilot's catalog of Lambda, one of a host, read 2026"),
+        Figure(400.0, "NVIDIA A100 datasheet, 2021"), Figure(1.99, "SkyPilot's catalog of Lambda, one of a host, read 2026"),
     ),
     Accelerator(
         "a100", "gpu", ("NVIDIA A100-SXM4-80GB",), 312e12, 156e12, 80 * GiB, 2039e9, 300e9, 0, 8,
         "NVIDIA A100 datasheet, 2021 (NVLink 600 GB/s both ways)",
-        Figure(400, "NVIDIA A100 datasheet, 2021"), Figure(2.79, LAMBDA),
+        Figure(400.0, "NVIDIA A100 datasheet, 2021"), Figure(2.79, LAMBDA),
     ),
     Accelerator(
         "h100-pcie", "gpu", ("NVIDIA H100 PCIe",), 756e12, 378e12, 80 * GiB, 2000e9, 300e9, 0, 8,
         "NVIDIA H100 datasheet, 2023 (NVLink bridge 600 GB/s both ways)",
-        Figure(350, "NVIDIA H100 datasheet, 2023"),
+        Figure(350.0, "NVIDIA H100 datasheet, 2023"),
     ),
     Accelerator(
         "h100", "gpu", ("NVIDIA H100 80GB HBM3",), 989.4e12, 494.7e12, 80 * GiB, 3350e9, 450e9, 0, 8,
         "NVIDIA H100 architecture white paper, 2023 (SXM5; NVLink 900 GB/s both ways)",
-        Figure(700, "NVIDIA H100 datasheet, 2023"), Figure(3.99, LAMBDA),
+        Figure(700.0, "NVIDIA H100 datasheet, 2023"), Figure(3.99, LAMBDA),
     ),
     Accelerator(
         "h200", "gpu", ("NVIDIA H200",), 989.4e12, 494.7e12, 141 * GiB, 4800e9, 450e9, 0, 8,
         "NVIDIA H200 datasheet, 2024 (SXM; the H100's chip with more memory)",
-        Figure(700, "NVIDIA H200 datasheet, 2024"), Figure(3.50, NEBIUS),
+        Figure(700.0, "NVIDIA H200 datasheet, 2024"), Figure(3.50, NEBIUS),
     ),
     Accelerator(
         "b200", "gpu", ("NVIDIA B200",), 2250e12, 1100e12, 180 * GiB, 8000e9, 900e9, 0, 8,
         "NVIDIA Blackwell architecture brief, 2024 (HGX at 1,000 W; NVLink 1.8 TB/s both ways)",
-        Figure(1000, "NVIDIA Blackwell architecture brief, 2024"), Figure(6.69, LAMBDA),
+        Figure(1000.0, "NVIDIA Blackwell architecture brief, 2024"), Figure(6.69, LAMBDA),
     ),
 )  # fmt: skip
 

@@ -209,10 +209,16 @@ def experts_keep(model: ModelConfig, a: int, tensor: int, expert: int) -> float:
     """Bytes that one layer's experts keep of one token where nothing is rematerialized."""
     if model.moe is None:
         return 0.0
-    rows = model.moe.top_k * (model.moe.capacity_factor or 1.0)
+    return expert_rows(model, expert) * (
+        3 * a * model.d_model + MLP_ARRAYS[model.activation](a) * model.hidden / tensor
+    )
+
+
+def expert_rows(model: ModelConfig, expert: int) -> float:
+    """Rows that run through experts for one token; with dropless experts on several devices, the buckets' worst case."""
     if model.moe.capacity_factor is None and expert > 1:
-        rows = expert * min(model.moe.top_k, model.moe.num_experts // expert)
-    return rows * (3 * a * model.d_model + MLP_ARRAYS[model.activation](a) * model.hidden / tensor)
+        return float(expert * min(model.moe.top_k, model.moe.num_experts // expert))
+    return model.moe.top_k * (model.moe.capacity_factor or 1.0)
 
 
 def attention_keeps(model: ModelConfig, seq_len: int, a: int, tensor: int) -> float:

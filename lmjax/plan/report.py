@@ -8,18 +8,66 @@ from rich.table import Table
 from rich.text import Text
 
 from lmjax.config import need
-from lmjax.plan import hardware, memory, params
+from lmjax.plan import cost, hardware, memory, params, time
+from lmjax.plan import search as searching
 from lmjax.plan.flops import Flops, flops_per_token
 from lmjax.train.config import RunConfig
 
-MFU = 0.4  # assumed where none is stated: what well-tuned dense models reach on accelerators
-TIGHT = 0.9  # share of HBM above which the estimates' error decides
+TIGHT = 1 - searching.HEADROOM  # share of HBM above which the estimates' error decides
+
+
+@dataclasses.dataclass(frozen=True)
+class Assumptions:
+    """What a plan needs and a config does not tell; each is an argument of `lmjax plan`."""
+
+    mfu: float = 0.4  # what well-tuned dense models reach on accelerators
+    tokens: int | None = None  # of the run; none: as many as config.train.steps
+    budget_usd: float | None = None
+    usd_per_hour: float | None = None  # of a device; none: the table's
+    watts: float | None = None  # of a device; none: the table's
+    pue: float | None = None  # none: the table's
+    grid: str = "us"  # a name of the table, or kg of CO2e for a kWh
+    preemptions_per_day: float = 1.0  # of the whole run
+    save_s: float = 30.0  # that a checkpoint holds the run up
+    restart_s: float = 300.0  # from a preemption until steps go on
+
+    def __post_init__(self):
+        need(0 < self.mfu <= 1, f"--mfu {self.mfu} must be in (0, 1]")
+        need(self.tokens is None or self.tokens >= 1, f"--tokens {self.tokens} must be positive")
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What a sum of money buys at the stated MFU, on however many devices."""
+
+    usd: float
+    flops: float  # model FLOPs
+    tokens: float  # of this model
+    optimal_params: float  # of the dense model that is compute-optimal for it
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """What a plan says once an accelerator is named."""
+
+    accelerator: hardware.Accelerator
+    seconds: float  # of the run at the stated MFU
+    step_s: float
+    rates: cost.Rates
+    bill: cost.Cost
+    budget: Budget | None
+    roofline: time.Roofline
+    cadence: time.Cadence
+    better: list[searching.Candidate]  # of the same run on as many devices, fastest first
+    fewest_devices: int | None  # where nothing fits on these: on how many something does
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Parameters, FLOPs, memory and time of a run."""
+    """Parameters, FLOPs, memory, time and cost of a run."""
 
+    config: RunConfig
+    assumed: Assumptions
     params_by_group: dict[str, int]
     params: int
     params_active: int  # that a token runs through
@@ -31,59 +79,97 @@ class Plan:
     num_devices: int
     mesh: dict[str, int]
     memory: memory.Memory  # bytes of one device
-    accelerator: hardware.Accelerator | None
-    mfu: float
-    seconds: float | None  # of the whole run at that MFU; none without an accelerator
+    costs: Costs | None  # none without an accelerator
 
     @property
     def tokens_per_parameter(self) -> float:
-        """Training tokens for each parameter; about 20 is compute-optimal (Chinchilla, arXiv 2203.15556)."""
-        return self.tokens / self.params
+        """Training tokens for each parameter that a token runs through."""
+        return self.tokens / self.params_active
+
+    @property
+    def optimal_tokens(self) -> int:
+        """Chinchilla's: 20 for each parameter that a token runs through (arXiv 2203.15556)."""
+        return cost.TOKENS_PER_PARAMETER * self.params_active
 
     @property
     def hbm_share(self) -> float | None:
         """The device's bytes over its HBM."""
-        return None if self.accelerator is None else self.memory.total / self.accelerator.hbm_bytes
+        return None if self.costs is None else self.memory.total / self.costs.accelerator.hbm_bytes
 
 
-def plan(config: RunConfig, num_devices: int | None = None, hardware_name: str | None = None, mfu: float = MFU) -> Plan:
+def plan(
+    config: RunConfig,
+    num_devices: int | None = None,
+    hardware_name: str | None = None,
+    assumed: Assumptions = Assumptions(),
+) -> Plan:
     """What the run costs.
 
     Args:
       config: the run.
       num_devices: none: as many as the mesh states, an axis of -1 being 1.
-      hardware_name: a name of `lmjax.plan.hardware`, for the time and the share of HBM.
-      mfu: model FLOPs utilization to assume for the time.
+      hardware_name: a name of `lmjax.plan.hardware`, for the time, the cost and the share of HBM.
+      assumed: what else it rests on.
 
     Raises:
       UserError: the run does not divide over the devices, or the hardware is unknown.
     """
-    need(0 < mfu <= 1, f"--mfu {mfu} must be in (0, 1]")
     accelerator = None if hardware_name is None else hardware.by_name(hardware_name)
     num_devices = config.mesh.fewest_devices if num_devices is None else num_devices
-    flops = flops_per_token(config.model, config.data.longest)
     tokens_per_step = config.train.batch_size * config.data.seq_len
-    tokens = tokens_per_step * config.train.steps
+    if assumed.tokens is not None:
+        steps = -(-assumed.tokens // tokens_per_step)
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
     training_flops = sum(
         flops_per_token(config.model, length).training * tokens_per_step * steps
         for length, steps in config.data.stage_steps(config.train.steps)
     )
-    peak = None if accelerator is None else num_devices * accelerator.peak_flops(config.train.precision)
+    where = memory.layout(config, num_devices)
     return Plan(
+        config=config,
+        assumed=assumed,
         params_by_group=params.count_by_group(config.model),
         params=params.total(config.model),
         params_active=params.active(config.model),
         params_non_embedding=params.non_embedding(config.model),
-        flops_per_token=flops,
+        flops_per_token=flops_per_token(config.model, config.data.longest),
         tokens_per_step=tokens_per_step,
-        tokens=tokens,
+        tokens=tokens_per_step * config.train.steps,
         training_flops=training_flops,
         num_devices=num_devices,
-        mesh=memory.layout(config, num_devices).sizes,
+        mesh=where.sizes,
         memory=memory.memory(config, num_devices),
+        costs=None if accelerator is None else costs(config, num_devices, accelerator, training_flops, assumed),
+    )
+
+
+def costs(
+    config: RunConfig, num_devices: int, accelerator: hardware.Accelerator, training_flops: float, assumed: Assumptions
+) -> Costs:
+    """Time, money, energy, and what would be better."""
+    peak = accelerator.peak_flops(config.train.precision)
+    seconds = time.run_seconds(training_flops, num_devices, peak, assumed.mfu)
+    rates = cost.rates(accelerator, assumed.usd_per_hour, assumed.watts, assumed.pue, assumed.grid)
+    budget = None
+    if assumed.budget_usd is not None:
+        price = rates.usd_per_hour.value
+        need(price is not None, f"--budget-usd: no price of {accelerator.name} is known; state one with --usd-per-hour")
+        flops = cost.budget_flops(assumed.budget_usd, price, peak, assumed.mfu)
+        each = flops_per_token(config.model, config.data.longest).training
+        budget = Budget(assumed.budget_usd, flops, flops / each, cost.optimal_parameters(flops))
+    step_s = seconds / config.train.steps
+    better = searching.search(config, num_devices, accelerator)
+    return Costs(
         accelerator=accelerator,
-        mfu=mfu,
-        seconds=None if peak is None else training_flops / (peak * mfu),
+        seconds=seconds,
+        step_s=step_s,
+        rates=rates,
+        bill=cost.cost(seconds / 3600 * num_devices, rates),
+        budget=budget,
+        roofline=time.roofline(config, num_devices, accelerator),
+        cadence=time.cadence(assumed.save_s, assumed.restart_s, assumed.preemptions_per_day, step_s),
+        better=better,
+        fewest_devices=None if better else searching.fewest_devices(config, accelerator),
     )
 
 
@@ -102,15 +188,37 @@ def to_dict(result: Plan) -> dict[str, Any]:
         "tokens_per_step": result.tokens_per_step,
         "tokens": result.tokens,
         "tokens_per_parameter": result.tokens_per_parameter,
+        "optimal_tokens": result.optimal_tokens,
         "training_flops": result.training_flops,
         "num_devices": result.num_devices,
         "mesh": result.mesh,
         "memory_bytes_per_device": dataclasses.asdict(result.memory) | {"total": result.memory.total},
+        "assumed": dataclasses.asdict(result.assumed),
     }
-    if result.accelerator is not None:
-        values["hardware"] = dataclasses.asdict(result.accelerator)
-        values |= {"hbm_share": result.hbm_share, "mfu": result.mfu, "seconds": result.seconds}
+    costs = result.costs
+    if costs is not None:
+        values["hardware"] = dataclasses.asdict(costs.accelerator)
+        values |= {"hbm_share": result.hbm_share, "mfu": result.assumed.mfu, "seconds": costs.seconds}
+        values |= {"step_s": costs.step_s, "rates": dataclasses.asdict(costs.rates)}
+        values["cost"] = dataclasses.asdict(costs.bill)
+        values["budget"] = None if costs.budget is None else dataclasses.asdict(costs.budget)
+        values["roofline"] = roofline_dict(costs.roofline)
+        values["checkpoints"] = dataclasses.asdict(costs.cadence)
+        values["better"] = [
+            {
+                "overrides": list(one.overrides),
+                "memory_bytes": one.memory_bytes,
+                "roofline": roofline_dict(one.roofline),
+            }
+            for one in costs.better
+        ]
+        values["fewest_devices"] = costs.fewest_devices
     return values
+
+
+def roofline_dict(roofline: time.Roofline) -> dict[str, Any]:
+    """As JSON values."""
+    return dataclasses.asdict(roofline) | {"step_s": roofline.step_s, "limit": roofline.limit}
 
 
 # --------------------------------------------------------------------------------------------------------------- rendering
@@ -124,7 +232,13 @@ def show(result: Plan) -> None:
 def render(result: Plan) -> Group:
     """The plan as rich renders it."""
     parts: list[Any] = [params_table(result), flops_table(result), memory_table(result)]
-    parts += [Text(line) for line in notes(result)]
+    if result.costs is None:
+        mesh = " × ".join(f"{axis} {size}" for axis, size in result.mesh.items())
+        return Group(
+            *parts, Text(f"\nmesh: {mesh}"), Text("Name an accelerator with --hardware for time, cost and fit.")
+        )
+    parts.append(time_table(result, result.costs))
+    parts += [Text(line) for line in notes(result, result.costs)]
     return Group(*parts)
 
 
@@ -165,14 +279,19 @@ def flops_table(result: Plan) -> Table:
     made.add_row("training, the run", si(result.training_flops), "")
     made.add_row("tokens a step", f"{result.tokens_per_step:,}", "")
     made.add_row("tokens, the run", f"{result.tokens:,}", "")
-    made.add_row("tokens a parameter", f"{result.tokens_per_parameter:.3g}", "")
+    made.add_row("tokens a parameter (active)", f"{result.tokens_per_parameter:.3g}", "")
+    made.add_row(
+        "compute-optimal tokens (Chinchilla)",
+        si(float(result.optimal_tokens)),
+        f"{result.optimal_tokens / result.tokens:.0%}",
+    )
     return made
 
 
 def memory_table(result: Plan) -> Table:
     """Bytes of one device by part."""
     made = table(f"\nMemory of each of {result.num_devices} device(s)", "part", "bytes", "of HBM")
-    hbm = None if result.accelerator is None else result.accelerator.hbm_bytes
+    hbm = None if result.costs is None else result.costs.accelerator.hbm_bytes
     estimates = ("activations", "loss_head", "gathered")
     for name, size in (dataclasses.asdict(result.memory) | {"total": result.memory.total}).items():
         if name == "total":
@@ -182,21 +301,75 @@ def memory_table(result: Plan) -> Table:
     return made
 
 
-def notes(result: Plan) -> list[str]:
-    """What the tables do not say: the hardware, the time, whether it fits."""
-    lines = ["", "mesh: " + " × ".join(f"{axis} {size}" for axis, size in result.mesh.items())]
-    if result.accelerator is None:
-        return [*lines, "Name an accelerator with --hardware for the time and the share of its memory."]
-    row, share = result.accelerator, result.hbm_share
+def time_table(result: Plan, costs: Costs) -> Table:
+    """Time, money, energy, emissions, each with what it rests on."""
+    made = Table(title="\nTime and cost", title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    for column, side in (("", "left"), ("", "right"), ("at", "left")):
+        made.add_column(column, justify=side)
+    bill, rates, line = costs.bill, costs.rates, costs.roofline
+    made.add_row("time", duration(costs.seconds), f"{result.assumed.mfu:.0%} MFU (--mfu); a step {costs.step_s:.3g} s")
+    least = f"the hardware's peaks; limited by {line.limit}"
+    made.add_row("a step at the least", f"{line.step_s:.3g} s", least)
+    made.add_row("device-hours", f"{bill.device_hours:,.0f}", f"{result.num_devices} × {costs.accelerator.name}")
+    made.add_row("cost", shown(bill.usd, "${:,.0f}"), figure(rates.usd_per_hour, "$", " an hour", "--usd-per-hour"))
+    power = figure(rates.watts, "", " W", "--watts")
+    made.add_row("energy", shown(bill.energy_kwh, "{:,.0f} kWh"), f"{power}; PUE {figure(rates.pue, '', '', '--pue')}")
+    made.add_row("emissions", shown(bill.kg_co2e, "{:,.0f} kg CO2e"), figure(rates.kg_per_kwh, "", " kg/kWh", "--grid"))
+    cadence, assumed = costs.cadence, result.assumed
+    rests = f"{assumed.preemptions_per_day:g} preemptions a day, {assumed.save_s:g} s a save, {assumed.restart_s:g} s a restart"
+    lost = f"{cadence.lost_share:.1%} of the time is lost (the config saves every {result.config.checkpoint.every:,})"
+    made.add_row("a checkpoint every", f"{cadence.steps:,} steps", f"{duration(cadence.interval_s)}; {rests}: {lost}")
+    if costs.budget is not None:
+        budget = costs.budget
+        model = f"compute-optimal: {si(budget.optimal_params)} parameters on {si(20 * budget.optimal_params)} tokens"
+        made.add_row(f"${budget.usd:,.0f} buys", f"{si(budget.tokens)} tokens", f"of this model; {model}")
+    return made
+
+
+def notes(result: Plan, costs: Costs) -> list[str]:
+    """Whether it fits, and what would be better."""
+    row, share = costs.accelerator, result.hbm_share
     chips, hosts = -(-result.num_devices // row.devices_per_chip), -(-result.num_devices // row.devices_per_host)
-    lines.append(
-        f"{result.num_devices} × {row.name} ({chips} chip(s), {hosts} host(s) of {row.devices_per_host}); {row.source}"
-    )
     verdict = "does not fit" if share > 1 else "is tight: compile it before relying on it" if share > TIGHT else "fits"
-    lines.append(f"{gib(result.memory.total)} of {gib(row.hbm_bytes)} HBM {verdict}")
-    hours = result.seconds / 3600
-    lines.append(f"At {result.mfu:.0%} MFU: {hours:,.2f} hours, {hours * result.num_devices:,.2f} device-hours")
-    return lines
+    lines = [
+        "",
+        "mesh: " + " × ".join(f"{axis} {size}" for axis, size in result.mesh.items()),
+        f"{result.num_devices} × {row.name} ({chips} chip(s), {hosts} host(s) of {row.devices_per_host}); {row.source}",
+        f"{gib(result.memory.total)} of {gib(row.hbm_bytes)} HBM {verdict}",
+    ]
+    if not costs.better:
+        where = f"; {costs.fewest_devices} are enough" if costs.fewest_devices else ""
+        return [*lines, f"No mesh, remat and micro-batch of this run fits on {result.num_devices} devices{where}."]
+    best = costs.better[0]
+    gain = costs.roofline.step_s / best.roofline.step_s
+    if share <= TIGHT and gain < 1.01:
+        return [*lines, "By the roofline no other mesh, remat or micro-batch that fits is faster."]
+    what = "Fits" if share > TIGHT else f"Faster by the roofline ({gain:.2f} ×)"
+    return [
+        *lines,
+        f"{what}, at {gib(best.memory_bytes)} and {best.roofline.step_s:.3g} s a step:",
+        "  " + " ".join(best.overrides),
+    ]
+
+
+def shown(value: float | None, form: str) -> str:
+    """A value, or that it is unknown."""
+    return "unknown" if value is None else form.format(value)
+
+
+def figure(rate: hardware.Figure, before: str, unit: str, argument: str) -> str:
+    """A rate with its source, or the argument that states it."""
+    if rate.value is None:
+        return f"unknown ({rate.source}): state it with {argument}"
+    return f"{before}{rate.value:g}{unit} ({rate.source})"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    for size, name in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {name}"
+    return f"{seconds:.3g} s"
 
 
 def si(value: float) -> str:

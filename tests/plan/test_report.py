@@ -15,7 +15,7 @@ from lmjax.data.config import DataConfig
 from lmjax.errors import UserError
 from lmjax.model.config import ModelConfig, MoeConfig
 from lmjax.plan import hardware, memory, params
-from lmjax.plan.report import gib, plan, render, show, si, to_dict
+from lmjax.plan.report import Assumptions, duration, gib, plan, render, show, si, to_dict
 from lmjax.sharding.config import MeshConfig
 from lmjax.train.config import RunConfig, TrainConfig
 
@@ -29,13 +29,15 @@ LLAMA = RunConfig(
     data=DataConfig(seq_len=8192),
 )  # fmt: skip
 
+FEW_ROWS = dataclasses.replace(LLAMA, train=TrainConfig(steps=1000, batch_size=8))  # there is less to search
+
 
 def test_numbers_add_up():
-    result = plan(LLAMA, 256, "v5e", mfu=0.5)
+    result = plan(LLAMA, 256, "v5e", Assumptions(mfu=0.5))
     assert result.params == 8_030_261_248 == sum(result.params_by_group.values())
     assert result.tokens == 1000 * 256 * 8192 and result.tokens_per_parameter == result.tokens / result.params
     assert result.training_flops == result.flops_per_token.training * result.tokens
-    assert result.seconds == pytest.approx(result.training_flops / (256 * 197e12 * 0.5))
+    assert result.costs.seconds == pytest.approx(result.training_flops / (256 * 197e12 * 0.5))
     assert result.memory == memory.memory(LLAMA, 256)
     assert result.mesh == {"data": 1, "fsdp": 256, "expert": 1, "context": 1, "tensor": 1}
 
@@ -81,42 +83,59 @@ def test_fewest_devices_where_none_are_stated():
     "arguments, message",
     [
         ({"hardware_name": "h1000"}, "did you mean"),
-        ({"mfu": 0.0}, "--mfu 0.0 must be in"),
+        ({"assumed": {"mfu": 0.0}}, "--mfu 0.0 must be in"),
+        ({"assumed": {"pue": 0.9}}, "--pue 0.9 must be at least 1"),
+        ({"assumed": {"grid": "us-centrel1"}}, "did you mean 'us-central1'"),
+        ({"assumed": {"preemptions_per_day": 0.0}}, "must be positive"),
+        ({"hardware_name": "tpu7x", "assumed": {"budget_usd": 1e3}}, "state one with --usd-per-hour"),
         ({"num_devices": 7}, "do not divide over fsdp = 7"),
     ],
 )
 def test_mistakes(arguments, message):
+    assumed = arguments.pop("assumed", {})
     with pytest.raises(UserError, match=message):
-        plan(LLAMA, **arguments)
+        plan(FEW_ROWS, **({"num_devices": 8, "hardware_name": "v5p"} | arguments), assumed=Assumptions(**assumed))
 
 
 def test_json_holds_the_plan():
-    result = plan(LLAMA, 64, "v5p")
+    result = plan(FEW_ROWS, 8, "v5p")
     values = json.loads(json.dumps(to_dict(result)))
     assert values["params"]["total"] == result.params
     assert values["flops_per_token"]["training"] == result.flops_per_token.training
     assert values["memory_bytes_per_device"]["total"] == result.memory.total
-    assert values["hardware"]["name"] == "v5p" and values["seconds"] == result.seconds
-    assert "seconds" not in to_dict(plan(LLAMA, 64))
+    assert values["hardware"]["name"] == "v5p" and values["seconds"] == result.costs.seconds
+    assert "seconds" not in to_dict(plan(FEW_ROWS, 8))
 
 
 @pytest.mark.parametrize("hardware_name", [None, *(row.name for row in hardware.ACCELERATORS)])
 def test_the_page(hardware_name):
     console = Console(record=True, width=140, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(render(plan(LLAMA, 64, hardware_name)))
+    console.print(render(plan(FEW_ROWS, 8, hardware_name)))
     text = console.export_text()
-    assert len(text.splitlines()) < 50 and max(map(len, text.splitlines())) <= 140
-    for words in ("8,030,261,248", "mlp", "tokens a parameter", "activations (estimate)", "64 device(s)"):
+    assert len(text.splitlines()) < 64 and max(map(len, text.splitlines())) <= 140
+    for words in (
+        "8,030,261,248",
+        "mlp",
+        "tokens a parameter",
+        "compute-optimal tokens",
+        "activations (estimate)",
+        "8 device(s)",
+    ):
         assert words in text
     assert ("MFU" in text) == (hardware_name is not None)
+    if hardware_name is not None:
+        row = hardware.by_name(hardware_name)
+        assert ("state it with --watts" in text) == (row.watts.value is None)
+        assert ("state it with --usd-per-hour" in text) == (row.usd_per_hour.value is None)
 
 
-@pytest.mark.parametrize(
-    "hardware_name, words", [("v5e", "does not fit"), ("b200", "is tight"), ("tpu7x", "does not fit")]
-)
-def test_whether_it_fits(hardware_name, words):
+@pytest.mark.parametrize("share, words", [(1.01, "does not fit"), (0.95, "is tight"), (0.5, "fits")])
+def test_whether_it_fits(share, words, monkeypatch):
+    hbm = round(memory.memory(FEW_ROWS, 8).total / share)
+    row = dataclasses.replace(hardware.by_name("v5p"), hbm_bytes=hbm)
+    monkeypatch.setattr(hardware, "by_name", lambda name: row)
     console = Console(record=True, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(render(plan(LLAMA, 8, hardware_name)))
+    console.print(render(plan(FEW_ROWS, 8, "v5p")))
     assert f"HBM {words}" in console.export_text()
 
 
@@ -135,6 +154,28 @@ def test_devices_chips_and_hosts():
 def test_show_prints_the_page(capsys):
     show(plan(LLAMA))
     assert "8,030,261,248" in capsys.readouterr().out
+
+
+def test_tokens_are_whole_steps():
+    """So many that the run reads at least what was asked for."""
+    result = plan(FEW_ROWS, 8, "v5p", Assumptions(tokens=10**12))
+    assert 0 <= result.tokens - 10**12 < result.tokens_per_step
+    assert result.costs.step_s == pytest.approx(result.costs.seconds * result.tokens_per_step / result.tokens)
+
+
+def test_a_budget_buys_the_tokens_that_cost_it():
+    """The tokens that a plan says a budget buys make a run that costs the budget."""
+    budget = plan(FEW_ROWS, 8, "v5p", Assumptions(budget_usd=1e6)).costs.budget
+    again = plan(FEW_ROWS, 8, "v5p", Assumptions(tokens=round(budget.tokens)))
+    assert again.costs.bill.usd == pytest.approx(1e6, rel=1e-3)
+    assert 6 * 20 * budget.optimal_params**2 == pytest.approx(budget.flops)
+
+
+@pytest.mark.parametrize(
+    "seconds, words", [(1.5, "1.5 s"), (300.0, "5.0 minutes"), (7200.0, "2.0 hours"), (1e6, "11.6 days")]
+)
+def test_durations(seconds, words):
+    assert duration(seconds) == words
 
 
 def test_units():

@@ -1,0 +1,115 @@
+"""What to change so that a run fits, or is faster: a search over meshes, remat and micro-batches.
+
+The model, the tokens of a step and the devices stay. Each candidate is a whole config that `plan` and `train` take: it is ranked by the
+roofline of its step (`lmjax/plan/time.py`), and fits if its estimated memory leaves `HEADROOM` of the HBM free.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from lmjax.axes import MESH_AXES
+from lmjax.errors import UserError
+from lmjax.plan import memory
+from lmjax.plan.hardware import Accelerator
+from lmjax.plan.time import Roofline, roofline
+from lmjax.sharding.config import MeshConfig
+from lmjax.train.config import RunConfig
+
+HEADROOM = 0.1  # of HBM: the error that the estimate of memory is held to
+REMAT = ("none", "dots", "block_outputs", "full")  # keeps less and less
+MOST_TENSOR = 16  # shards of a product: beyond, its parts are too small for the hardware's units
+KEPT = 5  # candidates told
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A config for the same run, with what it takes."""
+
+    config: RunConfig
+    memory_bytes: int  # of a device
+    roofline: Roofline
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """What makes it out of any config of this run, as on the command line."""
+        mesh = (f"--config.mesh.{axis}={size}" for axis, size in zip(MESH_AXES, self.config.mesh.given, strict=True))
+        return (
+            *mesh,
+            f"--config.model.remat={self.config.model.remat}",
+            f"--config.train.accumulation={self.config.train.accumulation}",
+        )
+
+
+def search(config: RunConfig, num_devices: int, accelerator: Accelerator) -> list[Candidate]:
+    """The candidates that fit, fastest first; with the same time that which takes less memory."""
+    found = fitting(config, num_devices, accelerator)
+    return sorted(found, key=lambda one: (round(one.roofline.step_s, 4), one.memory_bytes))[:KEPT]
+
+
+def fewest_devices(config: RunConfig, accelerator: Accelerator, most: int = 1 << 14) -> int | None:
+    """The fewest devices, a power of two, on which something fits; none: not even on `most`."""
+    counts = (1 << power for power in range(most.bit_length()))
+    return next((count for count in counts if any(True for _ in fitting(config, count, accelerator))), None)
+
+
+def fitting(config: RunConfig, num_devices: int, accelerator: Accelerator) -> Iterator[Candidate]:
+    """For each mesh and remat, the one of fewest micro-batches that fits: more of them only add communication."""
+    room = accelerator.hbm_bytes * (1 - HEADROOM)
+    for mesh in meshes(config, num_devices):
+        for remat in REMAT:
+            for accumulation in accumulations(config, mesh, num_devices):
+                changed = variant(config, mesh, remat, accumulation)
+                used = memory.memory(changed, num_devices).total
+                if used <= room:
+                    yield Candidate(changed, used, roofline(changed, num_devices, accelerator))
+                    break
+
+
+def variant(config: RunConfig, mesh: MeshConfig, remat: str, accumulation: int) -> RunConfig:
+    """The config with these three changed."""
+    return dataclasses.replace(
+        config,
+        mesh=mesh,
+        model=dataclasses.replace(config.model, remat=remat),
+        train=dataclasses.replace(config.train, accumulation=accumulation),
+    )
+
+
+def accumulations(config: RunConfig, mesh: MeshConfig, num_devices: int) -> list[int]:
+    """Counts of micro-batches whose rows divide over the mesh, ascending; none where a parameter does not."""
+    possible = []
+    for count in divisors(config.train.batch_size):
+        try:
+            memory.layout(variant(config, mesh, config.model.remat, count), num_devices)
+        except UserError:
+            break
+        possible.append(count)
+    return possible
+
+
+def meshes(config: RunConfig, num_devices: int) -> Iterator[MeshConfig]:
+    """Every data × fsdp × tensor (× expert, with experts) of the devices; what else the config splits stays split."""
+    fixed = {
+        axis: size for axis, size in zip(MESH_AXES, config.mesh.given, strict=True) if axis not in FREE and size > 1
+    }
+    left = num_devices
+    for size in fixed.values():
+        if left % size:
+            return
+        left //= size
+    for tensor in divisors(left):
+        if tensor > MOST_TENSOR:
+            continue
+        experts = [n for n in divisors(left // tensor) if config.model.moe and config.model.moe.num_experts % n == 0]
+        for expert in experts or [1]:
+            for fsdp in divisors(left // tensor // expert):
+                sizes = {"data": left // tensor // expert // fsdp, "fsdp": fsdp, "expert": expert, "tensor": tensor}
+                yield dataclasses.replace(config.mesh, **sizes)
+
+
+FREE = ("data", "fsdp", "expert", "tensor")
+
+
+def divisors(number: int) -> list[int]:
+    """Ascending."""
+    return [n for n in range(1, number + 1) if number % n == 0]
