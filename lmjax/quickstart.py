@@ -22,7 +22,7 @@ from rich.table import Table
 from lmjax import config as configs
 from lmjax import files
 from lmjax.checkpoint.layout import steps as checkpoint_steps
-from lmjax.data.read import read_written
+from lmjax.data.written import read_written
 from lmjax.errors import RunError, UserError
 from lmjax.monitor.write import read_metrics
 from lmjax.train.config import RunConfig

@@ -36,9 +36,9 @@ from rich.console import Console
 from lmjax import config as configs
 from lmjax.data.document import Document, to_bytes
 from lmjax.data.prepare import PrepareConfig, prepare
-from lmjax.data.read import read_written
 from lmjax.data.stage import Counts, GlobalStage, run
 from lmjax.data.units import InputConfig
+from lmjax.data.written import read_written
 from lmjax.files import read_json
 
 COMMAND = "python scripts/bench_data.py --only {}"

@@ -29,8 +29,8 @@ from lmjax.data import minhash
 from lmjax.data.document import Document
 from lmjax.data.engine import LocalEngine
 from lmjax.data.near_dedup import NearDedup
-from lmjax.data.read import read_written, write_documents
 from lmjax.data.stage import Shard
+from lmjax.data.written import read_written, write_documents
 from lmjax.files import read_json, write_json
 
 COMMAND = "python scripts/bench_dedup.py"

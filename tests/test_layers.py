@@ -12,6 +12,7 @@ LEVELS = [
     ("lmjax.train.config", 1.5),  # RunConfig: the sections above, together
     # documents on disk: the tokenizers learn from them, the data stages read and write them
     ("lmjax.data.document", 1.5), ("lmjax.data.read", 1.5), ("lmjax.data.inputs", 1.5), ("lmjax.data.compression", 1.5),
+    ("lmjax.data.written", 1.5),
     ("lmjax.tokenizers", 1.6), ("lmjax.sharding", 1.6), ("lmjax.plan.hardware", 1.6),
     ("lmjax.data", 2), ("lmjax.model", 2), ("lmjax.optim", 2),
     ("lmjax.generate", 3), ("lmjax.checkpoint", 3), ("lmjax.monitor", 3), ("lmjax.plan", 3),

@@ -1,6 +1,7 @@
-"""Compressed files, streamed over all their gzip members or zstd frames; a file that was cut short says so.
+"""The bytes of files as a stream: decompressed over all their gzip members or zstd frames, and cut into lines.
 
-The libraries' own file objects stop after the first zstd frame, and end quietly where a file was truncated.
+A file that was cut short says so: the libraries' own file objects stop after the first zstd frame, and end quietly where a file
+was truncated.
 """
 
 import os
@@ -13,10 +14,7 @@ from etils import epath
 
 from lmjax.errors import UserError
 
-BLOCK_BYTES = 1 << 16  # read at a time, and what a damaged file may lose of the bytes before its fault
-ZSTD_BLOCK_BYTES = (
-    1 << 11
-)  # 4 bytes of zstd may stand for 128 KiB (1 of gzip for 1 KiB): neither fills the memory by one block
+BLOCK_BYTES = 1 << 16  # read at a time
 
 
 class Fault(Exception):
@@ -53,6 +51,22 @@ def raw_blocks(file: Any) -> Iterator[bytes]:
     """The bytes of an open file, a block at a time."""
     while block := file.read(BLOCK_BYTES):
         yield block
+
+
+def split_lines(blocks: Iterable[bytes], most: int | None = None) -> Iterator[bytes]:
+    r"""Lines end at \n and nowhere else: U+2028 and U+0085 are part of a text. Of a longer line come `most` + 1 bytes or more."""
+    parts: list[bytes] = []
+    size = 0
+    for block in blocks:
+        first, *rest = block.split(b"\n")
+        if most is None or size <= most:
+            parts.append(first)
+            size += len(first)
+        for piece in rest:
+            yield b"".join(parts)
+            parts, size = [piece], len(piece)
+    if last := b"".join(parts):
+        yield last
 
 
 def decompressed(blocks: Iterable[bytes], suffix: str, path: epath.Path) -> Iterator[bytes]:

@@ -23,7 +23,7 @@ from typing import Any
 from etils import epath
 
 from lmjax.data.document import Document, draw, to_bytes
-from lmjax.data.read import SUFFIX, write_documents
+from lmjax.data.written import SUFFIX, write_documents
 from lmjax.errors import UserError
 from lmjax.files import Manifest, run_stage, sha256_file, sha256_json
 

@@ -31,10 +31,10 @@ from etils import epath
 from jaxtyping import Bool, Int, UInt64
 
 from lmjax.config import did_you_mean, need
-from lmjax.data.compression import Fault, decompressed, raw_blocks
+from lmjax.data.compression import Fault, decompressed, raw_blocks, split_lines
 from lmjax.data.document import Document, to_bytes
 from lmjax.data.inputs import LINE_SUFFIXES, PARQUET_SUFFIX, find_files, known_suffix
-from lmjax.data.read import decode, split_lines
+from lmjax.data.read import decode
 from lmjax.data.stage import Apply, Drop, MapStage, Tally, Verdict
 from lmjax.data.words import split_words
 from lmjax.errors import UserError

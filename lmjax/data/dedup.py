@@ -24,9 +24,9 @@ import numpy as np
 from lmjax.config import need
 from lmjax.data.document import Document
 from lmjax.data.engine import Engine, Task
-from lmjax.data.read import SUFFIX, read_written
 from lmjax.data.sortmerge import BLOCK_RECORDS, Packed, Run, RunWriter, merged, whole, write_packed, write_run
 from lmjax.data.stage import NO_DOCUMENTS, Drop, GlobalStage, Shard, Tally, Verdict
+from lmjax.data.written import SUFFIX, read_written
 from lmjax.errors import UserError
 from lmjax.files import read_json, read_manifest, sha256_file, write_json
 

@@ -17,10 +17,11 @@ from lmjax.data.document import Document, to_bytes
 from lmjax.data.engine import LocalEngine, Progress
 from lmjax.data.inputs import PARQUET_SUFFIX
 from lmjax.data.mixture import Budget, budget
-from lmjax.data.read import SUFFIX, Counts, DocumentWriter
+from lmjax.data.read import Counts
 from lmjax.data.report import collect
 from lmjax.data.stage import GlobalStage
 from lmjax.data.units import Unit, fingerprint, open_units
+from lmjax.data.written import SUFFIX, DocumentWriter
 from lmjax.errors import UserError
 from lmjax.files import sha256_file
 

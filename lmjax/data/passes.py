@@ -24,12 +24,12 @@ import zstandard
 from etils import epath
 
 from lmjax.data import read
-from lmjax.data.compression import decompressed, raw_blocks
+from lmjax.data.compression import decompressed, raw_blocks, split_lines
 from lmjax.data.document import Document, draw
 from lmjax.data.engine import Engine, Task, receipt
-from lmjax.data.read import SUFFIX, ZSTD_LEVEL, DocumentWriter, read_written
 from lmjax.data.stage import SAMPLES, Counts, Event, GlobalStage, MapStage, Sample, Shard, Stage, add_sample, run, timed
 from lmjax.data.units import Unit
+from lmjax.data.written import SUFFIX, ZSTD_LEVEL, DocumentWriter, read_written
 from lmjax.files import read_json, sha256_file, write_json
 
 TEMPORARY = ".tmp"  # ends the name of a file that is being written
@@ -75,7 +75,7 @@ class LineWriter:
 def read_lines(path: Path) -> Iterator[Any]:
     """What a `LineWriter` wrote."""
     with path.open("rb") as file:
-        for line in read.split_lines(decompressed(raw_blocks(file), SUFFIX, epath.Path(path))):
+        for line in split_lines(decompressed(raw_blocks(file), SUFFIX, epath.Path(path))):
             yield json.loads(line)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from lmjax.data import passes
 from lmjax.data.engine import Engine, Task
-from lmjax.data.read import SUFFIX
 from lmjax.data.stage import Shard
+from lmjax.data.written import SUFFIX
 from lmjax.files import sha256_file, sha256_json
 
 log = logging.getLogger(__name__)

@@ -27,8 +27,9 @@ from lmjax.data import ngram_model
 from lmjax.data.document import Document, draw, to_bytes
 from lmjax.data.inputs import find_files
 from lmjax.data.ngram_model import NgramModel
-from lmjax.data.read import read_documents, read_written
+from lmjax.data.read import read_documents
 from lmjax.data.stage import Apply, Drop, MapStage, Tally
+from lmjax.data.written import read_written
 from lmjax.errors import UserError
 from lmjax.files import read_json, write_atomic, write_json
 

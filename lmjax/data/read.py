@@ -1,26 +1,23 @@
-"""Documents in, and their form on disk.
+"""Documents in: text, Markdown, HTML, JSON lines (plain, gzip, zstd), Parquet, WARC and WET that someone else wrote.
 
-`read_documents` streams text, Markdown, HTML, JSON lines (plain, gzip, zstd), Parquet, WARC and WET that someone else wrote: a
-bad byte becomes U+FFFD, a bad record is counted, named and set aside, and never costs the rest of its file: read = kept +
-failed. What is in a web archive and is no document (requests, redirects, images) is counted apart, by kind.
-`write_documents` and `read_written` are the project's own form, where every fault is an error.
+A bad byte becomes U+FFFD; a bad record is counted, named and set aside, and never costs the rest of its file: read = kept +
+failed. What is in a web archive and is no document (requests, redirects, images) is counted apart, by kind. The project's own
+form, where every fault is an error, is in `written.py`.
 """
 
 import codecs
 import collections
 import dataclasses
-import hashlib
 import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import zstandard
 from etils import epath
 
-from lmjax.data.compression import Fault, decompressed, raw_blocks, salvaged
-from lmjax.data.document import Document, to_bytes
+from lmjax.data.compression import Fault, decompressed, raw_blocks, salvaged, split_lines
+from lmjax.data.document import Document
 from lmjax.data.inputs import (
     HTML_SUFFIXES,
     LINE_SUFFIXES,
@@ -35,11 +32,9 @@ from lmjax.errors import UserError
 log = logging.getLogger(__name__)
 
 PARQUET_ROWS = 256  # rows of a Parquet file in memory at a time
-ZSTD_LEVEL = 3
 SHOWN = 10  # failures that are told one by one; all are counted
 RECORD_BYTES = 1 << 27  # of a line, a page, a text file: memory holds one, and a larger one fails
 RAW_BYTES = 1 << 20  # of a failed record that are set aside
-SUFFIX = ".jsonl.zst"  # of the project's own form
 OWN_FIELDS = {"id", "text", "source", "meta"}  # of a line of it
 
 
@@ -155,22 +150,6 @@ def read_file(path: epath.Path, origin: Origin) -> Iterator[Document]:
 
 
 # ------------------------------------------------------------------------------------------------------- lines to documents
-
-
-def split_lines(blocks: Iterable[bytes], most: int | None = None) -> Iterator[bytes]:
-    r"""Lines end at \n and nowhere else: U+2028 and U+0085 are part of a text. Of a longer line come `most` + 1 bytes or more."""
-    parts: list[bytes] = []
-    size = 0
-    for block in blocks:
-        first, *rest = block.split(b"\n")
-        if most is None or size <= most:
-            parts.append(first)
-            size += len(first)
-        for piece in rest:
-            yield b"".join(parts)
-            parts, size = [piece], len(piece)
-    if last := b"".join(parts):
-        yield last
 
 
 def until_fault(blocks: Iterable[bytes], origin: Origin) -> Iterator[bytes]:
@@ -330,79 +309,3 @@ def column_values(column: Any, repaired: set[int]) -> list[Any]:
             value = json.loads(json.dumps(value, default=str))  # dates, decimals, lists of them
         values.append(value)
     return values
-
-
-# ---------------------------------------------------------------------------------------------------- the form on disk
-
-
-class DocumentWriter:
-    """Writes documents to `PATH.jsonl.zst`: JSON lines {id, text, source, meta}; equal documents give equal bytes.
-
-    Texts come back as they were, with one exception that JSON has no form for: two lone surrogates side by side that make a
-    pair come back as the pair's character. No reader makes such a text.
-    """
-
-    def __init__(self, path: os.PathLike | str):
-        self.path = epath.Path(path)
-        self.documents = 0
-        self.bytes = 0  # UTF-8 bytes of the texts
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("wb")
-        self._stream = zstandard.ZstdCompressor(ZSTD_LEVEL, write_checksum=True).stream_writer(self._file)
-
-    def write(self, document: Document) -> None:
-        """Appends one document."""
-        fields = {"id": document.id, "text": document.text, "source": document.source, "meta": document.meta}
-        line = json.dumps(fields, separators=(",", ":"))  # ASCII: lone surrogates stand as escapes
-        self._stream.write(line.encode() + b"\n")
-        self.documents += 1
-        self.bytes += len(to_bytes(document.text))
-
-    def counts(self) -> dict[str, int]:
-        """What was written so far."""
-        return {"documents": self.documents, "bytes": self.bytes}
-
-    def __enter__(self) -> "DocumentWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()  # closes the file, too
-
-
-def write_documents(path: os.PathLike | str, documents: Iterable[Document]) -> dict[str, int]:
-    """Writes documents to a `.jsonl.zst` file and returns {"documents", "bytes" (UTF-8, of the texts)}."""
-    with DocumentWriter(path) as writer:
-        for document in documents:
-            writer.write(document)
-    return writer.counts()
-
-
-def read_written(path: os.PathLike | str, sha256: str | None = None) -> Iterator[Document]:
-    """The documents of a file that `write_documents` wrote.
-
-    Args:
-      path: the file.
-      sha256: of the file, as its manifest says; compared when all was read, in the same pass.
-
-    Raises:
-      UserError: the file is missing, or is not byte for byte what was written.
-    """
-    path, digest = epath.Path(path), hashlib.sha256()
-    if not path.exists():
-        raise UserError(f"no such file: {path}")
-    try:
-        with path.open("rb") as file:
-            blocks = decompressed(hashed(raw_blocks(file), digest), SUFFIX, path)
-            for line in split_lines(blocks):
-                yield Document(**json.loads(line))
-    except (Fault, ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged, make its folder again: {error}") from error
-    if sha256 not in (None, digest.hexdigest()):
-        raise UserError(f"{path} is not what its manifest says (sha256 differs): make its folder again")
-
-
-def hashed(blocks: Iterable[bytes], digest: Any) -> Iterator[bytes]:
-    """The same blocks, after the digest has seen them."""
-    for block in blocks:
-        digest.update(block)
-        yield block

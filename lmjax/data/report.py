@@ -16,8 +16,8 @@ from typing import Any
 
 from lmjax.config import to_dict
 from lmjax.data import passes
-from lmjax.data.read import read_written
 from lmjax.data.stage import Stage
+from lmjax.data.written import read_written
 from lmjax.errors import UserError
 from lmjax.files import code_version, read_manifest, write_atomic, write_json
 

@@ -31,9 +31,9 @@ from lmjax.config import need
 from lmjax.data.document import Document, draw, to_bytes
 from lmjax.data.embedding import common_directions, load_encoder, model_folder, normalised
 from lmjax.data.engine import Engine, Task
-from lmjax.data.read import read_written
 from lmjax.data.stage import Drop, GlobalStage, Shard, Tally, Verdict
 from lmjax.data.words import split_words
+from lmjax.data.written import read_written
 from lmjax.errors import UserError
 from lmjax.files import read_json, write_atomic, write_json
 

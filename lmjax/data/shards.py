@@ -28,8 +28,8 @@ from etils import epath
 from lmjax.config import did_you_mean, is_free, to_dict
 from lmjax.data.config import ShardsConfig
 from lmjax.data.document import Document, to_bytes
-from lmjax.data.read import SUFFIX, read_written
 from lmjax.data.shuffle import collect, deal
+from lmjax.data.written import SUFFIX, read_written
 from lmjax.errors import UserError
 from lmjax.files import Manifest, read_manifest, run_stage, sha256_file
 from lmjax.tokenizers.base import Tokenizer

@@ -20,7 +20,8 @@ from lmjax.config import to_dict
 from lmjax.data.config import SplitConfig
 from lmjax.data.document import Document, draw
 from lmjax.data.inputs import find_files
-from lmjax.data.read import SUFFIX, Counts, DocumentWriter, read_documents, read_written
+from lmjax.data.read import Counts, read_documents
+from lmjax.data.written import SUFFIX, DocumentWriter, read_written
 from lmjax.errors import UserError
 from lmjax.files import MANIFEST, UNFINISHED, Manifest, read_manifest, run_stage, sha256_file, sha256_json
 

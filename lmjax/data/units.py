@@ -11,8 +11,8 @@ from etils import epath
 
 from lmjax.data.engine import Engine, Task
 from lmjax.data.inputs import find_files
-from lmjax.data.read import SUFFIX
 from lmjax.data.split import check_source
+from lmjax.data.written import SUFFIX
 from lmjax.errors import UserError
 from lmjax.files import MANIFEST, UNFINISHED, read_manifest, sha256_file, sha256_json
 

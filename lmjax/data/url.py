@@ -17,9 +17,8 @@ import numpy as np
 from etils import epath
 
 from lmjax.config import need
-from lmjax.data.compression import Fault, decompressed, raw_blocks
+from lmjax.data.compression import Fault, decompressed, raw_blocks, split_lines
 from lmjax.data.document import Document, to_bytes
-from lmjax.data.read import split_lines
 from lmjax.data.stage import Apply, Drop, MapStage, Tally, Verdict
 from lmjax.errors import UserError
 

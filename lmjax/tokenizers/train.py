@@ -20,7 +20,7 @@ from etils import epath
 from lmjax.config import is_free, to_dict
 from lmjax.data.config import TokenizerConfig
 from lmjax.data.document import draw
-from lmjax.data.read import SUFFIX, read_written
+from lmjax.data.written import SUFFIX, read_written
 from lmjax.errors import UserError
 from lmjax.files import Manifest, read_manifest, run_stage, sha256_file, write_json
 from lmjax.tokenizers.base import SPECIAL_TOKENS, Tokenizer

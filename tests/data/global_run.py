@@ -8,8 +8,8 @@ from typing import Any
 from lmjax import files
 from lmjax.data.document import Document, to_bytes
 from lmjax.data.engine import LocalEngine, Task
-from lmjax.data.read import read_written, write_documents
 from lmjax.data.stage import Counts, GlobalStage, Shard
+from lmjax.data.written import read_written, write_documents
 
 
 class Shuffled(LocalEngine):

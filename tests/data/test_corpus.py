@@ -7,7 +7,7 @@ import pytest
 
 from lmjax.data import corpus
 from lmjax.data.corpus import make_corpus
-from lmjax.data.read import read_written
+from lmjax.data.written import read_written
 from lmjax.errors import UserError
 from lmjax.files import sha256_file
 

@@ -11,8 +11,8 @@ import test_prepare
 
 from lmjax.data import report
 from lmjax.data.document import Document
-from lmjax.data.read import write_documents
 from lmjax.data.units import InputConfig
+from lmjax.data.written import write_documents
 from lmjax.files import read_json
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

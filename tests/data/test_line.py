@@ -13,8 +13,8 @@ from test_web import warc
 from lmjax import cli
 from lmjax.data.config import DataConfig
 from lmjax.data.loader import build_train_reader
-from lmjax.data.read import read_written
 from lmjax.data.trace import trace
+from lmjax.data.written import read_written
 from lmjax.files import read_json
 
 ROOT = Path(__file__).parent.parent.parent

@@ -19,9 +19,9 @@ import pytest
 from lmjax.data import engine, passes, prepare, report
 from lmjax.data.document import Document
 from lmjax.data.engine import Engine, Task
-from lmjax.data.read import read_written, write_documents
 from lmjax.data.stage import Counts, Drop, Failed, GlobalStage, MapStage, Shard, Tally, Verdict, run
 from lmjax.data.units import InputConfig
+from lmjax.data.written import read_written, write_documents
 from lmjax.errors import RunError, UserError
 from lmjax.files import read_json
 

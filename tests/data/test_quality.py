@@ -26,8 +26,8 @@ from lmjax.data.quality import (
     readability,
     sample,
 )
-from lmjax.data.read import write_documents
 from lmjax.data.stage import Counts, Drop, Tally, run
+from lmjax.data.written import write_documents
 from lmjax.errors import UserError
 from lmjax.files import read_json
 

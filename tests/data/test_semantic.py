@@ -9,9 +9,9 @@ import pytest
 from lmjax.data import semantic
 from lmjax.data.document import Document
 from lmjax.data.engine import LocalEngine
-from lmjax.data.read import read_written, write_documents
 from lmjax.data.semantic import SemanticDedup, cluster_count, k_means, nearest, sample, shared_part, survive, without
 from lmjax.data.stage import Counts, Shard
+from lmjax.data.written import read_written, write_documents
 from lmjax.errors import UserError
 
 WORDS = [f"w{i}" for i in range(400)]

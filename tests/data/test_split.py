@@ -6,8 +6,8 @@ import pytest
 
 from lmjax.data.config import SplitConfig
 from lmjax.data.document import Document
-from lmjax.data.read import read_written, write_documents
 from lmjax.data.split import SPLITS, side, split_documents
+from lmjax.data.written import read_written, write_documents
 from lmjax.errors import UserError
 from lmjax.files import Manifest, sha256_file, write_manifest
 

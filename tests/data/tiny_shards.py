@@ -8,8 +8,8 @@ import numpy as np
 
 from lmjax.data.config import ShardsConfig
 from lmjax.data.document import Document
-from lmjax.data.read import write_documents
 from lmjax.data.shards import write_shards
+from lmjax.data.written import write_documents
 from lmjax.files import Manifest, sha256_file, write_manifest
 
 

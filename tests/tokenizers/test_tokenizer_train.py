@@ -8,8 +8,8 @@ from etils import epath
 
 from lmjax.data.config import SplitConfig, TokenizerConfig
 from lmjax.data.document import Document, draw
-from lmjax.data.read import read_written, write_documents
 from lmjax.data.split import split_documents
+from lmjax.data.written import read_written, write_documents
 from lmjax.errors import UserError
 from lmjax.files import Manifest, read_json, read_manifest, sha256_file, write_manifest
 from lmjax.tokenizers.build import load
