@@ -21,8 +21,11 @@ from bench_harness import Row, Sampler, environment, ratio, show, write
 from real_documents import package_documents, real_documents
 from rich.console import Console
 
+from lmjax.data.c4 import C4
 from lmjax.data.document import Document
-from lmjax.data.filters import C4, FineWeb, GopherQuality, GopherRepetition
+from lmjax.data.fineweb import FineWeb
+from lmjax.data.gopher_quality import GopherQuality
+from lmjax.data.gopher_repetition import GopherRepetition
 from lmjax.data.stage import Drop, MapStage, Tally
 from lmjax.data.words import split_sentences, split_words
 

@@ -26,13 +26,16 @@ from etils import epath
 
 from lmjax.config import did_you_mean, free, is_free, need, to_dict
 from lmjax.data import passes, publish, report
+from lmjax.data.c4 import C4
 from lmjax.data.clean import Clean
 from lmjax.data.code import Code
 from lmjax.data.config import DataConfig
 from lmjax.data.decontaminate import Decontaminate
 from lmjax.data.engine import Engine, Progress, Task, open_engine
 from lmjax.data.exact_dedup import ExactDedup
-from lmjax.data.filters import C4, FineWeb, GopherQuality, GopherRepetition, Simple
+from lmjax.data.fineweb import FineWeb
+from lmjax.data.gopher_quality import GopherQuality
+from lmjax.data.gopher_repetition import GopherRepetition
 from lmjax.data.language import Language
 from lmjax.data.license import License
 from lmjax.data.near_dedup import NearDedup
@@ -40,6 +43,7 @@ from lmjax.data.pii import Pii
 from lmjax.data.quality import Quality
 from lmjax.data.safety import Safety
 from lmjax.data.semantic import SemanticDedup
+from lmjax.data.simple import Simple
 from lmjax.data.stage import GlobalStage, MapStage, Shard, Stage
 from lmjax.data.synthetic import Synthetic
 from lmjax.data.units import InputConfig, Unit, fingerprint, hash_sources, hash_units, open_units
