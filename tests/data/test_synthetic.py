@@ -1,85 +1,13 @@
-"""Synthetic documents against an endpoint of our own, and a small run: seeds, provenance, filters, and nothing asked twice."""
+"""Synthetic documents against an endpoint of our own: seeds, provenance, and what is no document."""
 
-import contextlib
-import io
 import json
-import subprocess
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
+from test_answers import TEXT, documents, judge, rewrite, server, stage_of
 
-from lmjax.data import synthetic
 from lmjax.data.document import Document
-from lmjax.data.stage import Counts, run
-from lmjax.data.synthetic import Synthetic, asked_wait, fill, jaccard, shingled
-from lmjax.errors import RunError, UserError
-
-TEXT = "One two three four five six seven eight nine ten."
-
-
-@contextlib.contextmanager
-def server(reply):
-    """An endpoint; `reply(body, number)` gives (status, text or whole JSON). Yields its address and what it was asked."""
-    asked, lock = [], threading.Lock()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with lock:
-                number = len(asked)
-                asked.append({**body, "path": self.path, "key": self.headers.get("Authorization")})
-            status, said = reply(body, number)
-            if isinstance(said, str) and status == 200:
-                said = {"choices": [{"message": {"role": "assistant", "content": said}}]}
-            data = json.dumps(said).encode() if not isinstance(said, bytes) else said
-            self.send_response(status)
-            if status == 429:
-                self.send_header("Retry-After", "0")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_):
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http.server_port}/v1", asked
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
-
-
-def rewrite(body, _):
-    """Other words, which depend on the prompt and the seed."""
-    prompt = body["messages"][0]["content"]
-    return 200, " ".join(f"{word[::-1]}{body['seed'] % 97}" for word in prompt.split()[1:])
-
-
-def judge(stage, documents, folder):
-    stage.fit([], folder)
-    counts = Counts("synthetic")
-    kept = list(run(stage, documents, counts, folder))
-    return kept, counts.close()
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    monkeypatch.setattr(synthetic, "BACKOFF_S", 0.001)
-
-
-def stage_of(address, **options) -> Synthetic:
-    return Synthetic(endpoint=address, model="m", template="Rewrite: {text}", **options)
-
-
-def documents(count=10) -> list[Document]:
-    return [Document(f"d{i}", f"{TEXT} Number {i}.", "web", {"url": f"u{i}"}) for i in range(count)]
+from lmjax.data.synthetic import Synthetic, fill, jaccard, shingled
+from lmjax.errors import UserError
 
 
 def test_new_documents_say_what_they_were_made_from(tmp_path, monkeypatch):
@@ -103,56 +31,6 @@ def test_new_documents_say_what_they_were_made_from(tmp_path, monkeypatch):
     assert "secret" not in json.dumps(report) + "".join(p.read_text() for p in tmp_path.rglob("*.json"))
 
 
-def test_nothing_is_asked_twice_and_order_does_not_matter(tmp_path):
-    def fails_after(body, number):
-        return (500, "down") if number >= 6 else rewrite(body, number)
-
-    with server(fails_after) as (address, asked), pytest.raises(RunError, match="3 requests in a row failed"):
-        judge(stage_of(address, retries=0, concurrency=1, give_up_after=3), documents(), tmp_path / "a")
-    assert 9 <= len(asked) <= 10  # one more may be under way
-    with server(rewrite) as (other, asked):
-        stage = stage_of(other, concurrency=1)
-        whole, _ = judge(stage, documents(), tmp_path / "b")
-        assert len(asked) == 10
-        again, _ = judge(stage, documents(), tmp_path / "b")
-        assert again == whole and len(asked) == 10
-        shuffled, _ = judge(stage_of(other, batch_size=3, concurrency=4), documents()[::-1], tmp_path / "c")
-        assert sorted(shuffled, key=lambda d: d.id) == sorted(whole, key=lambda d: d.id) and len(asked) == 20
-        judge(stage_of(other, temperature=0.1), documents(1), tmp_path / "b")
-        assert len(asked) == 21
-    kept = list((tmp_path / "a" / "answers").rglob("*.json"))
-    assert len(kept) == 6
-
-
-def test_a_killed_run_pays_only_for_what_is_missing(tmp_path):
-    down = threading.Event()
-
-    def reply(body, number):
-        if number >= 6 and not down.is_set():
-            return 503, "down"
-        return rewrite(body, number)
-
-    with server(reply) as (address, asked):
-        stage = stage_of(address, retries=0, concurrency=1, give_up_after=2)
-        with pytest.raises(RunError):
-            judge(stage, documents(), tmp_path)
-        before = len(asked)
-        down.set()
-        _, counts = judge(stage, documents(), tmp_path)
-        assert len(asked) - before == 4 and counts["added"] == 10
-
-
-def test_what_is_refused_for_now_is_tried_again(tmp_path):
-    def reply(body, number):
-        empty = {"choices": [{"message": {"content": None}}]}
-        failures = [(429, "slow"), (500, "oops"), (200, b"not json"), (200, {"choices": []}), (200, empty)]
-        return failures[number] if number < len(failures) else rewrite(body, number)
-
-    with server(reply) as (address, asked):
-        kept, _ = judge(stage_of(address), documents(1), tmp_path)
-    assert len(asked) == 6 and [d.id for d in kept] == ["d0", "d0#synthetic-0"]
-
-
 @pytest.mark.parametrize("on_failure, failed, kept", [("fail", 1, 4), ("keep", 0, 5)])
 def test_a_request_that_fails_is_counted(tmp_path, on_failure, failed, kept):
     def reply(body, number):
@@ -165,21 +43,6 @@ def test_a_request_that_fails_is_counted(tmp_path, on_failure, failed, kept):
         assert "HTTP 400" in counts["samples"]["failed"][0][3]
     else:
         assert counts["tally"]["synthetic_rejected"] == {"request_failed": 1}
-
-
-def test_a_wrong_key_ends_the_run_at_once(tmp_path):
-    with server(lambda *_: (401, "who are you")) as (address, asked):
-        with pytest.raises(UserError, match=r"refuses \(401\).*who are you"):
-            judge(stage_of(address, concurrency=1), documents(), tmp_path)
-        assert len(asked) <= 2
-
-
-def test_a_server_that_hangs_or_is_not_there(tmp_path):
-    with server(lambda *_: (time.sleep(0.5), (200, "late"))[1]) as (address, _):
-        kept, counts = judge(stage_of(address, timeout_s=0.05, retries=1), documents(1), tmp_path)
-    assert counts["failed"] == 1 and "(2 tries)" in str(counts["samples"]["failed"])
-    kept, counts = judge(stage_of(address, retries=0), documents(1), tmp_path)
-    assert counts["failed"] == 1 and not kept
 
 
 def test_back_translation_is_a_pair(tmp_path):
@@ -251,11 +114,6 @@ def test_overlap():
     assert jaccard(shingled("a b"), shingled("A  b")) == 1 and jaccard(shingled(""), shingled("")) == 1
 
 
-def test_what_an_endpoint_asks_to_wait():
-    assert [asked_wait(v) for v in (None, "7", "-3", "1e9", "nan", "soon")] == [None, 7.0, 0.0, 60.0, None, None]
-    assert asked_wait("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -271,6 +129,7 @@ def test_what_an_endpoint_asks_to_wait():
 def test_mistakes_are_named(options, message):
     with pytest.raises(UserError, match=message):
         Synthetic(**options).files()
+<<<<<<< HEAD
 
 
 def test_workdirs_and_keys_that_are_none(tmp_path, monkeypatch):
@@ -326,3 +185,5 @@ def test_a_run_that_cannot_answer_says_why(tmp_path):
     (tmp_path / "checkpoints" / "7").mkdir(parents=True)
     with pytest.raises(RunError, match=r"`lmjax generate` left with \d: "):
         judge(Synthetic(workdir=str(tmp_path), template="{text}"), documents(1), tmp_path / "stage")
+=======
+>>>>>>> c30fbf7 (What answers prompts is a file of its own beside the stage that asks)
