@@ -14,12 +14,9 @@ corpus. What is alike is what the model says: see `threshold`.
 
 import dataclasses
 import heapq
-import io
 import itertools
 import json
 import math
-import os
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -28,22 +25,31 @@ import numpy as np
 from jaxtyping import Float16, Float32, Float64, Int
 
 from lmjax.config import need
+from lmjax.data.clustering import k_means, nearest, sample, shared_part, without
 from lmjax.data.document import Document, draw, to_bytes
 from lmjax.data.embedding import common_directions, load_encoder, model_folder, normalised
 from lmjax.data.engine import Engine, Task
 from lmjax.data.stage import Drop, GlobalStage, Shard, Tally, Verdict
+from lmjax.data.vectors import (
+    pair_schema,
+    read_table,
+    vector_column,
+    vector_schema,
+    vectors_of,
+    write_array,
+    write_table,
+)
 from lmjax.data.words import split_words
 from lmjax.data.written import read_written
 from lmjax.errors import UserError
 from lmjax.files import read_json, write_atomic, write_json
 
-BATCH = 256  # documents that are embedded, or assigned, at a time
+BATCH = 256  # documents that are embedded at a time
 CLUSTER_ROWS = (
     2000  # of a cluster on average, where the config names no number: below it, comparing costs less than clustering
 )
 SAMPLE_ROWS = 50_000  # for k-means, or SAMPLE_EACH a cluster
 SAMPLE_EACH = 20
-ROUNDS = 10  # of k-means
 COMMON_ROWS = 200  # from which it is known what all documents share
 RANGE_ROWS = 100_000  # of the clusters of one task
 BLOCK = 512  # rows that are compared with the survivors at once
@@ -280,132 +286,9 @@ def number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and not math.isnan(value) else -math.inf
 
 
-def vector_schema(width: int) -> Any:
-    """Of the tables of `embed` and `assign`."""
-    import pyarrow as pa
-
-    fields = {"row": pa.int32(), "length": pa.int64(), "score": pa.float64(), "id": pa.binary(), "head": pa.binary()}
-    return pa.schema([*fields.items(), ("vector", pa.binary(2 * width))])
-
-
-def pair_schema() -> Any:
-    """Of the tables of `compare`: rows that were dropped."""
-    import pyarrow as pa
-
-    return pa.schema([("row", pa.int32()), ("of", pa.binary()), ("cosine", pa.float32())])
-
-
-def write_table(path: Path, tables: Iterable[Any], schema: Any) -> int:
-    """Writes an Arrow file whole or not at all; returns its rows."""
-    import pyarrow as pa
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, rows = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp", 0
-    with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        for table in tables:
-            writer.write_table(table.combine_chunks())
-            rows += len(table)
-    os.replace(temporary, path)
-    return rows
-
-
-def read_table(path: Path, low: int = 0, high: int | None = None) -> Any:
-    """Rows of an Arrow file; nothing of it stays open."""
-    import pyarrow as pa
-
-    with pa.memory_map(str(path)) as source:
-        table = pa.ipc.open_file(source).read_all()
-        high = len(table) if high is None else high
-        return table.take(pa.array(np.arange(low, high)))
-
-
-def write_array(path: Path, array: np.ndarray) -> None:
-    """Writes a .npy file whole or not at all."""
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    write_atomic(path, buffer.getvalue())
-
-
-def vector_column(vectors: Float16[np.ndarray, "N D"]) -> Any:
-    """The opposite of `vectors_of`."""
-    import pyarrow as pa
-
-    kind = pa.binary(vectors.itemsize * vectors.shape[1])
-    return pa.Array.from_buffers(kind, len(vectors), [None, pa.py_buffer(vectors.tobytes())])
-
-
-def vectors_of(table: Any) -> Float16[np.ndarray, "N D"]:
-    """The vectors of a table."""
-    width = table.schema.field("vector").type.byte_width
-    data = b"".join(
-        chunk.buffers()[1][chunk.offset * width :][: len(chunk) * width] for chunk in table["vector"].chunks
-    )
-    return np.frombuffer(data, np.float16).reshape(len(table), width // 2)
-
-
 def from_bytes(data: bytes) -> str:
     """The opposite of `to_bytes`."""
     return data.decode("utf-8", "surrogatepass")
-
-
-# ----------------------------------------------------------------------------------------------------------------- k-means
-
-
-def sample(paths: Sequence[Path], rows: Sequence[int], size: int, seed: int) -> Float32[np.ndarray, "S D"]:
-    """One vector of each of `size` equal stretches of the corpus, or all."""
-    total = sum(rows)
-    places = np.arange(total)
-    if total > size:
-        places = np.floor((np.arange(size) + np.random.default_rng(seed).random(size)) * total / size).astype(np.int64)
-    parts, start = [], 0
-    for path, count in zip(paths, rows, strict=True):
-        inside = places[np.searchsorted(places, start) : np.searchsorted(places, start + count)] - start
-        parts.append(normalised(vectors_of(read_table(path))[inside].astype(np.float32)))
-        start += count
-    return np.concatenate(parts) if parts else np.zeros((0, 1), np.float32)
-
-
-def shared_part(vectors: Float32[np.ndarray, "S D"], common: int) -> Float32[np.ndarray, "C D"]:
-    """The mean, and the directions in which vectors differ most from it: topic-free, they drown the rest."""
-    if not common or not len(vectors):
-        return np.zeros((0, vectors.shape[1]), np.float32)
-    mean = vectors.mean(axis=0)
-    off = vectors - mean
-    directions = np.linalg.eigh(off.T @ off)[1][:, ::-1][:, :common]
-    return np.concatenate([mean[None], directions.T])
-
-
-def without(vectors: Float32[np.ndarray, "N D"], shared: Float32[np.ndarray, "C D"]) -> Float32[np.ndarray, "N D"]:
-    """The rest of vectors, of length 1."""
-    if not len(shared):
-        return vectors
-    off, directions = vectors - shared[0], shared[1:]
-    return normalised(off - (off @ directions.T) @ directions)
-
-
-def k_means(vectors: Float32[np.ndarray, "S D"], count: int, seed: int) -> Float32[np.ndarray, "K D"]:
-    """Centroids of length 1; one that loses all its members stays where it was."""
-    if not len(vectors):
-        return np.zeros((1, vectors.shape[1]), np.float32)
-    centroids = vectors[np.sort(np.random.default_rng(seed).permutation(len(vectors))[:count])]
-    for _ in range(ROUNDS):
-        labels = nearest(vectors, centroids)
-        order = np.argsort(labels, kind="stable")
-        members, starts = np.unique(labels[order], return_index=True)
-        moved = centroids.copy()
-        moved[members] = normalised(np.add.reduceat(vectors[order], starts, axis=0))
-        if np.array_equal(moved, centroids):
-            break
-        centroids = moved
-    return centroids
-
-
-def nearest(vectors: Float32[np.ndarray, "N D"], centroids: Float32[np.ndarray, "K D"]) -> Int[np.ndarray, " N"]:
-    """The centroid of the largest cosine; the first of several."""
-    labels = np.zeros(len(vectors), np.int64)
-    for start in range(0, len(vectors), BATCH):
-        labels[start : start + BATCH] = np.argmax(vectors[start : start + BATCH] @ centroids.T, axis=1)
-    return labels
 
 
 # ------------------------------------------------------------------------------------------------------------- one cluster

