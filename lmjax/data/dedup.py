@@ -1,8 +1,7 @@
 """What the stages that remove duplicates share: which document of a group survives, corpora of before, decisions, the report.
 
 Each shard is sketched by a task of its own, which writes sorted records; tasks over ranges of hashes merge them and find the
-groups (`sortmerge`); then each shard gets its decisions. A document's place is its number in the corpus, documents of earlier
-corpora come after all others; nothing depends on how the corpus is cut into shards.
+groups (`sortmerge.py`, `sketches.py`); then each shard gets its decisions. Nothing depends on how the corpus is cut into shards.
 """
 
 import dataclasses
@@ -13,18 +12,18 @@ import itertools
 import json
 import logging
 import math
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from lmjax.config import need
 from lmjax.data.document import Document
 from lmjax.data.engine import Engine, Task
-from lmjax.data.sortmerge import BLOCK_RECORDS, Packed, Run, RunWriter, merged, whole, write_packed, write_run
+from lmjax.data.sketches import CLUSTER, DROPPED, Lookup, Part, document_at, load_parts
+from lmjax.data.sortmerge import Packed, Run, RunWriter, merged, whole, write_packed
 from lmjax.data.stage import NO_DOCUMENTS, Drop, GlobalStage, Shard, Tally, Verdict
 from lmjax.data.written import SUFFIX, read_written
 from lmjax.errors import UserError
@@ -32,25 +31,11 @@ from lmjax.files import read_json, read_manifest, sha256_file, write_json
 
 log = logging.getLogger(__name__)
 
-DROPPED = np.dtype([("place", "u8"), ("survivor", "u8"), ("similarity", "f4")])
-CLUSTER = np.dtype([("survivor", "u8"), ("place", "u8")])
 LARGEST = 10  # clusters that the report shows
 MEMBERS = 5  # of them
 START_CHARACTERS = 200  # of their text
-OPEN_FILES = 64  # packed files that a task keeps open
 INDEX = "index.json"
 LOST = "lost_as_duplicates"  # the tally of dropped documents by source
-
-
-class Part(NamedTuple):
-    """A shard, of this corpus or of an earlier one, and its sketch."""
-
-    documents: str  # file of documents; empty where an index took its place
-    sketch: str  # folder
-    start: int  # the place of its first document
-    count: int
-    runs: int  # sorted files of records
-    earlier: str | None  # the folder of the earlier corpus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +103,7 @@ class Dedup(GlobalStage):
             for i in range(len(parts))
         ]
         settled = engine.run(tasks, folder, f"{self.name}: decide")
-        largest = heapq.nlargest(LARGEST, (cluster for s in settled for cluster in s["largest"]), key=cluster_order)
+        largest = largest_of(cluster for s in settled for cluster in s["largest"])
         tasks = [Task(f"show/{i}", show, (folder, *cluster)) for i, cluster in enumerate(largest)]
         sizes = sum((Counter(s["sizes"]) for s in settled), Counter())
         report = {
@@ -169,12 +154,6 @@ class Dedup(GlobalStage):
         if self.index:
             publish(self, shards, folder, engine)
         return {shard.key: folder / "decisions" / f"{shard.key}.jsonl" for shard in shards}
-
-    def decisions(self, path: Path) -> Iterator[tuple[int, Any]]:
-        """See `GlobalStage`."""
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                yield tuple(json.loads(line))
 
     def carry_out(self, document: Document, decision: Any, tally: Tally) -> Verdict:
         """Drops a copy; the detail names who survives, and where it stands in an earlier corpus."""
@@ -266,80 +245,6 @@ def check(stage: Dedup, path: str, folder: Path, _: bool) -> dict[str, int]:
     return {key: published[key] for key in ("documents", "records", "runs")}
 
 
-def load_parts(folder: Path) -> list[Part]:
-    """All parts, as `decide` wrote them."""
-    return [Part(*part) for part in read_json(folder / "parts.json")]
-
-
-class Lookup:
-    """Finds what the sketches keep of single documents, by their place."""
-
-    def __init__(self, parts: Sequence[Part]):
-        self.parts, self.starts = parts, [part.start for part in parts]
-        self.total = parts[-1].start + parts[-1].count if parts else 0
-        self.opened: dict[str, Packed] = {}
-
-    def part(self, place: int) -> Part:
-        """The part that holds a place."""
-        return self.parts[bisect_right(self.starts, place) - 1]  # of equal starts the last: the others are empty
-
-    def get(self, name: str, place: int) -> bytes:
-        """The item of a packed file."""
-        part = self.part(place)
-        path = f"{part.sketch}/{name}"
-        if path not in self.opened:
-            if len(self.opened) >= OPEN_FILES:
-                self.opened.pop(next(iter(self.opened))).close()
-            self.opened[path] = Packed(Path(path))
-        return self.opened[path][place - part.start]
-
-    def id(self, place: int) -> str:
-        """A document's id."""
-        return self.get("ids", place).decode("utf-8", "surrogatepass")
-
-    def close(self) -> None:
-        """Closes all files."""
-        for packed in self.opened.values():
-            packed.close()
-        self.opened.clear()
-
-
-def own(parts: Sequence[Part]) -> int:
-    """How many documents this corpus has: places from there on are of earlier ones."""
-    return sum(part.count for part in parts if part.earlier is None)
-
-
-class Outcomes:
-    """Collects what a task finds, and writes it in files of bounded size."""
-
-    def __init__(self, folder: Path, name: str, write: Callable[[Path, str, np.ndarray], Any]):
-        self.folder, self.name, self.write = folder, name, write
-        self.names: list[str] = []
-        self.blocks: list[np.ndarray] = []
-
-    def add(self, block: np.ndarray) -> None:
-        """Appends records."""
-        self.blocks.append(block)
-        if sum(map(len, self.blocks)) >= BLOCK_RECORDS:
-            self.flush()
-
-    def flush(self) -> list[str]:
-        """Writes what is left; returns the names of all files."""
-        if sum(map(len, self.blocks)):
-            self.names.append(f"{self.name}.{len(self.names)}")
-            self.write(self.folder, self.names[-1], np.concatenate(self.blocks))
-        self.blocks = []
-        return self.names
-
-
-def write_outcome(folder: Path, name: str, dropped: np.ndarray) -> None:
-    """Who is dropped, for whom: sorted by the dropped and by the survivors."""
-    write_run(folder / f"{name}.places", dropped)
-    clusters = np.empty(len(dropped), CLUSTER)
-    clusters["survivor"], clusters["place"] = dropped["survivor"], dropped["place"]
-    write_run(folder / f"{name}.clusters", clusters)
-
-
 def settle(stage: Dedup, folder: Path, number: int, key: str | None, outcomes: Sequence[str]) -> dict[str, Any]:
     """Writes the decisions on a shard, and counts the clusters whose survivors it holds."""
     parts = load_parts(folder)
@@ -360,14 +265,14 @@ def settle(stage: Dedup, folder: Path, number: int, key: str | None, outcomes: S
         sizes[str(count.bit_length())] += 1  # with the survivor: count + 1, from 2^(k-1) + 1 to 2^k
         largest.append((count + 1, survivor, members))
         if len(largest) > 100:
-            largest = heapq.nlargest(LARGEST, largest, key=cluster_order)
+            largest = largest_of(largest)
     lookup.close()
-    return {"sizes": sizes, "largest": heapq.nlargest(LARGEST, largest, key=cluster_order)}
+    return {"sizes": sizes, "largest": largest_of(largest)}
 
 
-def cluster_order(cluster: Sequence[Any]) -> tuple[int, int]:
-    """The largest first, then the first in the corpus."""
-    return cluster[0], -cluster[1]
+def largest_of(clusters: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+    """Of (size, place of the survivor, …) the largest; of equals the first in the corpus."""
+    return heapq.nlargest(LARGEST, clusters, key=lambda cluster: (cluster[0], -cluster[1]))
 
 
 def size_label(power: str) -> str:
@@ -408,11 +313,6 @@ def show(folder: Path, size: int, survivor: int, members: Sequence[int]) -> dict
     return shown
 
 
-def document_at(path: str, row: int) -> Document:
-    """One document of a shard."""
-    return next(itertools.islice(read_written(path), row, None))
-
-
 # ------------------------------------------------------------------------------------------------------------------- index
 
 
@@ -449,8 +349,3 @@ def publish_part(stage: Dedup, folder: Path, number: int, key: str) -> dict[str,
     made = writer.close()
     hashes = {path.name: sha256_file(path) for path in sorted(target.iterdir()) if path.name[0] != "."}
     return {"documents": int(stays.sum()), **made, "files": hashes}
-
-
-def runs_of(parts: Sequence[Part], dtype: np.dtype) -> list[Run]:
-    """The parts' runs of records, with places of the whole corpus."""
-    return [Run(Path(part.sketch) / f"run{i}", dtype, part.start) for part in parts for i in range(part.runs)]

@@ -5,7 +5,6 @@ of which too little is left goes.
 """
 
 import dataclasses
-import heapq
 import itertools
 import json
 import re
@@ -19,23 +18,22 @@ import numpy as np
 import xxhash
 
 from lmjax.config import need
-from lmjax.data import dedup
-from lmjax.data.dedup import (
+from lmjax.data.dedup import LOST, START_CHARACTERS, Dedup, days, largest_of, size_label
+from lmjax.data.document import Document, to_bytes
+from lmjax.data.engine import Engine, Task
+from lmjax.data.sketches import (
     DROPPED,
-    LOST,
-    Dedup,
+    Lookup,
     Outcomes,
     Part,
-    cluster_order,
-    days,
+    document_at,
     load_parts,
     own,
     runs_of,
     write_outcome,
+    write_records,
 )
-from lmjax.data.document import Document, to_bytes
-from lmjax.data.engine import Engine, Task
-from lmjax.data.sortmerge import Run, RunWriter, merged, ranges, whole, write_packed, write_run
+from lmjax.data.sortmerge import Run, RunWriter, merged, ranges, whole, write_packed
 from lmjax.data.stage import Drop, Shard, Tally, Verdict
 
 RECORD = np.dtype(
@@ -125,12 +123,12 @@ class ExactDedup(Dedup):
             Task(f"settle/{i:05d}", settle_pieces, (folder, i, shard.key, outcomes)) for i, shard in enumerate(shards)
         ]
         engine.run(tasks, folder, f"{self.name}: decide")
-        largest = heapq.nlargest(dedup.LARGEST, (g for m in made for g in m["largest"]), key=cluster_order)
+        largest = largest_of(g for m in made for g in m["largest"])
         tasks = [Task(f"show/{i}", show_piece, (self, folder, *group)) for i, group in enumerate(largest)]
         sizes = sum((Counter(m["sizes"]) for m in made), Counter())
         report = {
             "clusters": sum(sizes.values()),
-            "sizes": {dedup.size_label(power): sizes[power] for power in sorted(sizes, key=int)},
+            "sizes": {size_label(power): sizes[power] for power in sorted(sizes, key=int)},
             "largest": list(engine.run(tasks, folder, f"{self.name}: largest")),
         }
         return self.close(shards, report, folder, engine)
@@ -220,7 +218,7 @@ class RecentCopies:
 def group_pieces(stage: ExactDedup, folder: Path, name: str, low: int, high: int | None) -> dict[str, Any]:
     """Finds the repeated pieces within a range of hashes."""
     parts = load_parts(folder)
-    mine, outcomes = own(parts), Outcomes(folder, name, write_pieces)
+    mine, outcomes = own(parts), Outcomes(folder, name, write_records)
     sizes, largest = Counter(), []
     for head, size, copies in repeats(merged(runs_of(parts, RECORD), low, high), stage.min_repeats):
         if len(copies):
@@ -232,8 +230,8 @@ def group_pieces(stage: ExactDedup, folder: Path, name: str, low: int, high: int
             sizes[str((size - 1).bit_length())] += 1
             largest.append((size, int(head["place"]), int(head["piece"])))
         if len(largest) > 1000:
-            largest = heapq.nlargest(dedup.LARGEST, largest, key=cluster_order)
-    largest = heapq.nlargest(dedup.LARGEST, largest, key=cluster_order)
+            largest = largest_of(largest)
+    largest = largest_of(largest)
     return {"outcomes": outcomes.flush(), "sizes": sizes, "largest": largest}
 
 
@@ -271,11 +269,6 @@ def repeats(blocks: Iterable[np.ndarray], least: int) -> Iterator[tuple[np.void 
         yield head, size, rest[:0]
 
 
-def write_pieces(folder: Path, name: str, removed: np.ndarray) -> None:
-    """Which pieces go, sorted by document."""
-    write_run(folder / name, removed)
-
-
 def settle_pieces(folder: Path, number: int, key: str, outcomes: Sequence[str]) -> None:
     """Writes which pieces of each document of a shard go."""
     part = load_parts(folder)[number]
@@ -295,11 +288,11 @@ def pieces_of(blocks: Iterable[np.ndarray]) -> Iterator[tuple[int, list[int]]]:
 
 def show_piece(stage: ExactDedup, folder: Path, size: int, place: int, piece: int) -> dict[str, Any]:
     """A piece that repeats often, for the report."""
-    lookup = dedup.Lookup(load_parts(folder))
+    lookup = Lookup(load_parts(folder))
     part = lookup.part(place)
     shown = {"size": size, "survivor": lookup.id(place), "members": [], "text": None}
     lookup.close()
     if part.documents:
-        text = dedup.document_at(part.documents, place - part.start).text
-        shown["text"] = BREAK[stage.level].split(text)[2 * piece][: dedup.START_CHARACTERS]
+        text = document_at(part.documents, place - part.start).text
+        shown["text"] = BREAK[stage.level].split(text)[2 * piece][:START_CHARACTERS]
     return shown

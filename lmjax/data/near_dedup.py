@@ -17,11 +17,11 @@ import numpy as np
 
 from lmjax.config import need
 from lmjax.data import minhash
-from lmjax.data.dedup import DROPPED, Dedup, Lookup, Part, days, load_parts, own, runs_of, write_outcome
+from lmjax.data.dedup import Dedup, days
 from lmjax.data.document import Document, to_bytes
 from lmjax.data.engine import Engine, Task
-from lmjax.data.exact_dedup import Outcomes
-from lmjax.data.sortmerge import Run, RunWriter, merged, ranges, whole, write_packed, write_run
+from lmjax.data.sketches import DROPPED, Lookup, Outcomes, Part, load_parts, own, runs_of, write_outcome, write_records
+from lmjax.data.sortmerge import Run, RunWriter, merged, ranges, whole, write_packed
 
 RECORD = np.dtype([("hash", "u8"), ("key", "f8"), ("place", "u8"), ("day", "f4")])
 EDGE = np.dtype([("key", "f8"), ("member", "u8"), ("leader", "u8"), ("similarity", "f4"), ("partial", "u1")])
@@ -170,8 +170,8 @@ def compare(
     The first round finds the buckets of two and more, and keeps their records for the others.
     """
     parts, name = load_parts(folder), f"round{number:02d}/{{}}{part:05d}"
-    mine, compared = own(parts), Buckets(stage, Lookup(parts), Outcomes(folder, name.format("edges"), write_run_of))
-    kept = Outcomes(folder, name.format("buckets"), write_run_of)
+    mine, compared = own(parts), Buckets(stage, Lookup(parts), Outcomes(folder, name.format("edges"), write_records))
+    kept = Outcomes(folder, name.format("buckets"), write_records)
     if buckets is None:
         for records in shared(merged(runs_of(parts, RECORD), low, high)):
             kept.add(records)
@@ -182,11 +182,6 @@ def compare(
             states = state[records["place"]]
             compared.add(records[states != GONE], states[states != GONE] == KEPT)
     return {"buckets": kept.flush(), **compared.close()}
-
-
-def write_run_of(folder: Path, name: str, records: np.ndarray) -> None:
-    """Writes a sorted run."""
-    write_run(folder / name, records)
 
 
 def shared(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:

@@ -137,11 +137,6 @@ class SemanticDedup(GlobalStage):
         engine.run(tasks, folder, "deciding")
         return decided
 
-    def decisions(self, path: Path) -> Iterator[tuple[int, Any]]:
-        """Of one shard."""
-        with path.open() as file:
-            yield from (tuple(json.loads(line)) for line in file)
-
     def carry_out(self, document: Document, decision: Any, tally: Tally) -> Verdict:
         """Drops it, with the id of its survivor and their cosine."""
         return Drop("semantic_duplicate", decision)

@@ -8,6 +8,7 @@ obey one law, which `Counts.close` asserts wherever a stage has run:
 """
 
 import collections
+import json
 import logging
 import time
 import traceback
@@ -143,8 +144,9 @@ class GlobalStage(Stage):
         raise NotImplementedError
 
     def decisions(self, path: Path) -> Iterator[tuple[int, Any]]:
-        """(row of the shard, decision) in rising order, for the documents that are not simply kept."""
-        raise NotImplementedError
+        """(row of the shard, decision) in rising order, for the documents that are not simply kept; of JSON lines, as most write."""
+        with path.open("rb") as file:
+            yield from (tuple(json.loads(line)) for line in file)
 
     def carry_out(self, document: Document, decision: Any, tally: Tally) -> Verdict:
         """What a decision means for its document."""

@@ -6,7 +6,7 @@ import pytest
 from global_run import finished, run_global
 
 from lmjax.config import build
-from lmjax.data import dedup, exact_dedup, sortmerge
+from lmjax.data import exact_dedup, sketches, sortmerge
 from lmjax.data.dedup import days
 from lmjax.data.document import Document
 from lmjax.data.exact_dedup import ExactDedup
@@ -27,7 +27,7 @@ def small(request, monkeypatch):
             (sortmerge, "LEAST_BLOCK", 1),
             (sortmerge, "RUN_RECORDS", 60),
             (sortmerge, "RANGE_RECORDS", 40),
-            (dedup, "BLOCK_RECORDS", 5),
+            (sketches, "BLOCK_RECORDS", 5),
         ):
             monkeypatch.setattr(module, name, value)
 

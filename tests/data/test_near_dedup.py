@@ -7,7 +7,7 @@ import pytest
 from global_run import finished, run_global
 
 from lmjax.config import build
-from lmjax.data import dedup, minhash, near_dedup, sortmerge
+from lmjax.data import minhash, near_dedup, sketches, sortmerge
 from lmjax.data.document import Document
 from lmjax.data.near_dedup import NearDedup
 from lmjax.errors import UserError
@@ -92,7 +92,7 @@ def small(request, monkeypatch):
             (sortmerge, "LEAST_BLOCK", 1),
             (sortmerge, "RUN_RECORDS", 60),
             (sortmerge, "RANGE_RECORDS", 400),
-            (dedup, "BLOCK_RECORDS", 30),
+            (sketches, "BLOCK_RECORDS", 30),
             (near_dedup, "REMEMBERED", 20),
         ):
             monkeypatch.setattr(module, name, value)
