@@ -5,7 +5,6 @@ is (H(k) − H(i)) b^-i, so all n-grams of a text cost a few array operations, w
 """
 
 import dataclasses
-import functools
 import re
 from typing import ClassVar, NamedTuple
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from lmjax.config import need
 from lmjax.data.document import Document
+from lmjax.data.hashing import GOLDEN, powers
 from lmjax.data.rules import above, check_shares, count_duplicates, shown
 from lmjax.data.stage import Drop, MapStage, Tally, Verdict
 from lmjax.data.words import split_words
@@ -99,7 +99,7 @@ class Hashes(NamedTuple):
 
     place: np.ndarray  # int64: characters of the words before
     prefix: np.ndarray  # uint64: the polynomial hash of these characters, mod 2⁶⁴
-    inverse: np.ndarray  # uint64: BASE to the power of minus their number
+    inverse: np.ndarray  # uint64: GOLDEN to the power of minus their number
 
     @property
     def num_words(self) -> int:
@@ -115,21 +115,12 @@ class Hashes(NamedTuple):
         return self.place[n:] - self.place[:-n]
 
 
-BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
-BLOCK = 1 << 15  # characters hashed at a time: the powers of so many are kept
-
-
-@functools.cache
-def powers(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """BASE and its inverse to the powers 0 … number, mod 2⁶⁴."""
-    tables = np.ones((2, number + 1), np.uint64)
-    tables[:, 1:] = np.array([[BASE], [pow(BASE, -1, 1 << 64)]], np.uint64)
-    return tuple(np.multiply.accumulate(tables, axis=1))
+BLOCK = 1 << 15  # characters hashed at a time: the powers of so many are made
 
 
 def hash_words(words: list[str]) -> Hashes:
     """Prefix hashes at the places of words; equal runs of characters have equal hashes, others differ but for chance."""
-    power, inverse = powers(BLOCK)
+    power, inverse = powers(BLOCK + 1)
     joined = "".join(words)
     place = np.zeros(len(words) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, words), np.int64, len(words)), out=place[1:])
@@ -139,11 +130,11 @@ def hash_words(words: list[str]) -> Hashes:
     for start in range(0, len(joined), BLOCK):
         codes = np.frombuffer(joined[start : start + BLOCK].encode("utf-32-le", "surrogatepass"), np.uint32)
         values = spread(codes + np.uint64(1)) * power[: len(codes)]
-        sums = np.cumsum(values) * np.uint64(pow(BASE, start, 1 << 64)) + np.uint64(before)
+        sums = np.cumsum(values) * np.uint64(pow(GOLDEN, start, 1 << 64)) + np.uint64(before)
         last = int(np.searchsorted(place, start + len(values), "right"))
         local = place[first:last] - start
         hashes.prefix[first:last] = sums[local - 1]
-        hashes.inverse[first:last] = inverse[local] * np.uint64(pow(BASE, -start, 1 << 64))
+        hashes.inverse[first:last] = inverse[local] * np.uint64(pow(GOLDEN, -start, 1 << 64))
         before, first = int(sums[-1]), last
     return hashes
 
@@ -170,7 +161,7 @@ def top_ngram_characters(hashes: Hashes, n: int) -> int:
     words = spread(hashes.joined(1))  # or the sum of two words would be that of others, of the same characters
     mixed = words
     for i in range(1, n):
-        mixed = mixed[:-1] * np.uint64(BASE) + words[i:]
+        mixed = mixed[:-1] * np.uint64(GOLDEN) + words[i:]
     ordered = np.sort(mixed)
     starts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
     starts = np.concatenate([[0], starts, [len(ordered)]])

@@ -19,6 +19,7 @@ import xxhash
 from jaxtyping import UInt64
 
 from lmjax.data.document import to_bytes
+from lmjax.data.hashing import GOLDEN, mix
 from lmjax.data.words import INVISIBLE, UNSPACED, split_words
 
 PRIME = (1 << 61) - 1
@@ -160,19 +161,12 @@ def exact_minimum(
     return ((shingles[:, None] * a + b) % np.uint64(PRIME)).min(0)
 
 
-def mix(values: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
-    """A bijection of 64 bits that spreads them (the finalizer of SplitMix64)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
 def band_hashes(signatures: UInt64[np.ndarray, "N H"], bands: int) -> UInt64[np.ndarray, "N bands"]:
     """One hash for each band of each signature; equal bands of different numbers differ."""
     rows = signatures.reshape(len(signatures), bands, -1)
     hashes = np.broadcast_to(mix(np.arange(1, bands + 1, dtype=np.uint64)), rows.shape[:2]).copy()
     for row in range(rows.shape[2]):
-        hashes = mix(hashes * np.uint64(0x9E3779B97F4A7C15) + rows[:, :, row])
+        hashes = mix(hashes * np.uint64(GOLDEN) + rows[:, :, row])
     return hashes
 
 

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 
 from lmjax.config import need
 from lmjax.data.document import to_bytes
+from lmjax.data.hashing import GOLDEN
 from lmjax.data.words import split_words
 from lmjax.files import write_atomic
 
@@ -110,7 +111,7 @@ class NgramModel:
 # 2^b buckets of WAYS keys, the bucket of a key in the top bits of key · MIX, -1 where none is; then, sorted, the few keys whose
 # bucket was full. A search reads one line of memory, where a binary search over millions of keys reads twenty.
 WAYS = 4
-MIX = np.uint64(0x9E3779B97F4A7C15)
+MIX = np.uint64(GOLDEN)
 
 
 def bucketed(keys: Int[np.ndarray, " n"], *values: np.ndarray) -> list[np.ndarray]:

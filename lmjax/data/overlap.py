@@ -8,7 +8,6 @@ hash modulo 2^64, whatever w, from sums of prefixes:
 so a text costs one pass for its words and a few array operations for each length of window.
 """
 
-import functools
 import io
 import itertools
 import json
@@ -20,11 +19,11 @@ import numpy as np
 import xxhash
 from jaxtyping import Bool, Int, UInt64
 
+from lmjax.data import hashing
 from lmjax.data.document import to_bytes
 from lmjax.data.words import split_words
 from lmjax.files import read_json, write_atomic
 
-BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 SAME = str.maketrans({"’": "'", "\u00ad": None, "\u200c": None, "\u200d": None})
 SHOWN_CHARACTERS = 300  # of the words that a document shares with an item
 KINDS = ("exact", "field", "ngram")  # the whole item, one of its fields whole, a part
@@ -65,7 +64,7 @@ class Windows:
 
     def __init__(self, codes: UInt64[np.ndarray, " W"]):
         self.codes = codes
-        powers, self.inverses = base_powers(len(codes) + 1)
+        powers, self.inverses = hashing.powers(len(codes) + 1)
         self.prefix = np.zeros(len(codes) + 1, np.uint64)
         np.cumsum(codes * powers[:-1], out=self.prefix[1:])
         self.unknown = np.zeros(len(codes) + 1, np.int64)
@@ -80,22 +79,6 @@ class Windows:
         if width > len(self.codes):
             return np.zeros(0, np.int64)
         return np.flatnonzero(self.unknown[width:] == self.unknown[:-width])
-
-
-def base_powers(count: int) -> tuple[UInt64[np.ndarray, " N"], UInt64[np.ndarray, " N"]]:
-    """b^0 … and their inverses, modulo 2^64; kept, and made anew only when a longer text comes."""
-    powers, inverses = _powers(1 << max(10, (count - 1).bit_length()))
-    return powers[:count], inverses[:count]
-
-
-@functools.lru_cache(maxsize=64)
-def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = []
-    for base in (BASE, pow(BASE, -1, 1 << 64)):
-        row = np.full(count, base, np.uint64)
-        row[0] = 1
-        rows.append(np.cumprod(row))
-    return rows[0], rows[1]
 
 
 # ---------------------------------------------------------------------------------------------------------------------- index

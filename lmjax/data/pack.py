@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Int64, Integer, UInt64
 
 from lmjax.batch import Batch
+from lmjax.data.hashing import mix
 from lmjax.data.source import Source
 
 VERSION = 1  # of the map (seed, source, row) → tokens: part of every run's fingerprint
@@ -115,13 +116,6 @@ def feistel(
         row = (row + mix(column + row_key) % np.uint64(height)) % np.uint64(height)
         column = (column + mix(row + column_key) % np.uint64(width)) % np.uint64(width)
     return row * np.uint64(width) + column
-
-
-def mix(value: UInt64[np.ndarray, " B"]) -> UInt64[np.ndarray, " B"]:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): a hash of 64 bits to 64 bits."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
 
 
 # ------------------------------------------------------------------------------------------------------------------- pieces

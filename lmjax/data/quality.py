@@ -25,6 +25,7 @@ from jaxtyping import Float, Int
 from lmjax.config import need
 from lmjax.data import ngram_model
 from lmjax.data.document import Document, draw, to_bytes
+from lmjax.data.hashing import GOLDEN
 from lmjax.data.inputs import find_files
 from lmjax.data.ngram_model import NgramModel
 from lmjax.data.read import read_documents
@@ -40,7 +41,7 @@ MIN_PIECES = 20  # of each class, below which nothing can be learned
 HELD_OUT = 0.1
 BUCKET_BITS = 18
 BUCKETS = 1 << BUCKET_BITS  # weights of the classifier
-MIX = np.uint64(0x9E3779B97F4A7C15)
+MIX = np.uint64(GOLDEN)
 EPOCHS, BATCH, RATE, DECAY = 8, 32, 0.3, 1e-6  # of AdaGrad
 MAX_BITS = 64.0  # a word; 2^64 is a number that JSON holds
 ENGLISH = ("en", "eng", "english")  # readability is for it alone; where `meta.language` is not set, the letters decide
