@@ -126,6 +126,18 @@ def build_parser() -> argparse.ArgumentParser:
     rest.add_argument("--save-s", type=float, metavar="S", help="that a checkpoint holds the run up (default: 30)")
     rest.add_argument("--restart-s", type=float, metavar="S", help="from a preemption to the next step (default: 300)")
 
+    sub = verb("scaling", verbs.scaling)
+    sub.add_argument("--runs", required=True, metavar="DIR", help="a folder of workdirs, each of a finished run")
+    sub.add_argument("--parameters", type=float, metavar="N", help="of a run to predict, embeddings included")
+    sub.add_argument("--tokens", type=float, metavar="N", help="of a run to predict")
+    sub.add_argument("--against", metavar="WORKDIR", help="a finished run to predict and compare with")
+    sub.add_argument("--budget", type=float, metavar="FLOPS", help="training FLOPs, to be spent best")
+    sub.add_argument("--interval", type=float, default=0.9, metavar="P", help="its probability (default: 0.9)")
+    sub.add_argument("--resamples", type=int, default=500, metavar="N", help="of the bootstrap (default: 500)")
+    sub.add_argument("--seed", type=int, default=0, help="of the bootstrap")
+    sub.add_argument("--plot", metavar="FILE", help="such as scaling.png or scaling.svg; needs matplotlib")
+    sub.add_argument("--json", action="store_true")
+
     sub = verb("quickstart", verbs.quickstart)
     sub.set_defaults(takes_config=True)
     sub.add_argument(

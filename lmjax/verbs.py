@@ -209,6 +209,20 @@ def plan(args: argparse.Namespace) -> None:
         report.show(estimate)
 
 
+def scaling(args: argparse.Namespace) -> None:
+    """Fit a scaling law to finished runs; predict a larger run, and the best size for a budget."""
+    from lmjax.plan import ladder
+
+    options = args.resamples, args.interval, args.seed
+    result = ladder.answer(args.runs, (args.parameters, args.tokens), args.against, args.budget, options)
+    if args.json:
+        print(json.dumps(result.to_dict()))
+    else:
+        ladder.show(result)
+    if args.plot is not None:
+        ladder.plot(result, args.plot)
+
+
 def quickstart(args: argparse.Namespace) -> None:
     """From raw text to a model that writes, on the built-in corpus, by the commands above."""
     from lmjax.quickstart import run_quickstart

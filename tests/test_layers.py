@@ -14,6 +14,7 @@ LEVELS = [
     ("lmjax.data.document", 1.5), ("lmjax.data.read", 1.5), ("lmjax.data.inputs", 1.5), ("lmjax.data.compression", 1.5),
     ("lmjax.data.written", 1.5),
     ("lmjax.tokenizers", 1.6), ("lmjax.sharding", 1.6), ("lmjax.plan.hardware", 1.6),
+    ("lmjax.plan.ladder", 3.5),  # reads what the monitor wrote
     ("lmjax.data", 2), ("lmjax.model", 2), ("lmjax.optim", 2),
     ("lmjax.generate", 3), ("lmjax.checkpoint", 3), ("lmjax.monitor", 3), ("lmjax.plan", 3),
     ("lmjax.train", 4), ("lmjax.hf", 4),
