@@ -166,18 +166,18 @@ def test_a_run_of_ours_answers(tmp_path, monkeypatch):
     """A batch of which an answer is missing is asked anew as a whole, and says the same; one that is whole, not at all."""
     import jax
 
-    from lmjax import cli
+    from lmjax import cli, trained
     from lmjax import config as configs
-    from lmjax import run as runs
     from lmjax.model import decoder
+    from lmjax.parts import build_parts
     from lmjax.tokenizers.byte import ByteTokenizer
     from lmjax.train.config import RunConfig
 
     values = {"model": {"vocab_size": 264, "num_layers": 1, "d_model": 16, "num_heads": 2, "max_length": 64}}
     values |= {"data": {"shards": ["x"]}, "tokenizer": "x", "train": {"steps": 200, "batch_size": 8}}
-    parts = runs.build_parts(configs.build(RunConfig, values))
-    model = runs.Model(parts, ByteTokenizer(), decoder.init(parts.config.model, jax.random.key(0)))
-    monkeypatch.setattr(runs, "load_model", lambda workdir, step, _: {"2": model}[str(step)])
+    parts = build_parts(configs.build(RunConfig, values))
+    model = trained.Model(parts, ByteTokenizer(), decoder.init(parts.config.model, jax.random.key(0)))
+    monkeypatch.setattr(trained, "load_model", lambda workdir, step, _: {"2": model}[str(step)])
     (tmp_path / "run" / "checkpoints" / "2").mkdir(parents=True)
     (tmp_path / "run" / "run.json").write_text("{}")
     commands = []
