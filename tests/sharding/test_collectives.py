@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import re
 
 import jax
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from lmjax.batch import Batch
 from lmjax.model.config import ModelConfig, MoeConfig
 from lmjax.parts import build_parts
+from lmjax.plan import hlo
 from lmjax.sharding import mesh as meshes
 from lmjax.sharding.config import MeshConfig
 from lmjax.train.config import RunConfig, TrainConfig
@@ -30,11 +30,9 @@ def collectives(config):
     with meshes.use(parts.mesh):
         text = step.lower(parts.abstract_state(), batch).compile().as_text()
     found = collections.Counter()
-    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    for shapes, kind, rest in re.findall(rf"= (.*?) ({kinds})(?:-start)?\((.*)", text):
-        if "while/body" in rest:
-            for shape in re.findall(r"\w+\[([\d,]*)\]", shapes):
-                found[kind, tuple(map(int, filter(None, shape.split(","))))] += 1
+    for one in hlo.collectives(text):
+        if "while/body" in one.op:
+            found.update((one.kind, shape) for _, shape in one.arrays)
     return found
 
 
