@@ -93,8 +93,10 @@ def collectives(text: str) -> list[Collective]:
                 continue
             match = _COLLECTIVE.search(line)
             if match:
-                channel = re.search(r"channel_id=(\d+)", line)
-                key = (loop, match.group(3), channel.group(1) if channel else (name, match.group(1)))
+                chain = re.search(
+                    r'chain_id="(\d+)"', line
+                )  # of parts; a channel is no name: jax gives them all the same
+                key = (loop, chain.group(1)) if chain else (name, match.group(1))
                 one = parse(line, match, times, name)
                 first = found.get(key, one)  # later parts of the same: it runs beside what is between them
                 found[key] = dataclasses.replace(first, asynchronous=first.asynchronous or one.asynchronous)

@@ -19,11 +19,11 @@ TPU = """
 }
 
 %start (p: bf16[16,8]) -> (bf16[16,8], bf16[64,8]) {
-  %all-gather.1 = bf16[64,8]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=3, replica_groups=mesh['x'=2,'y'=4] {'y'}
+  %all-gather.1 = bf16[64,8]{1,0:T(8,128)(2,1)} all-gather(%p), replica_groups=mesh['x'=2,'y'=4] {'y'}, frontend_attributes={chain_id="6"}
 }
 
 %async_collective_fusion.7 (p: bf16[16,8]) -> bf16[64,8] {
-  %all-gather.2 = bf16[64,8]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=3, replica_groups=mesh['x'=2,'y'=4] {'y'}
+  %all-gather.2 = bf16[64,8]{1,0:T(8,128)(2,1)} all-gather(%p), replica_groups=mesh['x'=2,'y'=4] {'y'}, frontend_attributes={chain_id="6"}
 }
 
 %cond (t: (s32[], f32[4])) -> pred[] {
