@@ -4,6 +4,7 @@ A file that was cut short says so: the libraries' own file objects stop after th
 was truncated.
 """
 
+import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -29,18 +30,28 @@ class Compression(NamedTuple):
     """How a compressed file is known and read."""
 
     magic: tuple[bytes, ...]  # any of which opens a file
-    new: Callable[[], Any]  # a decompressor of one gzip member or zstd frame
+    signature: bytes  # a member is looked for by it after damage
+    new: Callable[[Any], Any]  # a decompressor of one gzip member or zstd frame, given a zstd dictionary
     error: type[Exception]
     block_bytes: int  # decompressed at a time, and what a damaged file may lose of the bytes before its fault
 
 
+def new_frame(dictionary: zstandard.ZstdCompressionDict | None) -> Any:
+    """A decompressor of a zstd frame; windows as large as `zstd --long=31` writes."""
+    return zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=1 << 31).decompressobj()
+
+
+FRAME = b"\x28\xb5\x2f\xfd"  # opens a zstd frame
+DICTIONARY = b"\x5d\x2a\x4d\x18"  # opens the skippable frame that may hold the dictionary of a .warc.zst
+DICTIONARY_BYTES = 1 << 24  # at most
 COMPRESSION = {
     ".gz": Compression(
-        (b"\x1f\x8b",), lambda: zlib.decompressobj(wbits=31), zlib.error, 1 << 12
+        (b"\x1f\x8b",), b"\x1f\x8b\x08", lambda _: zlib.decompressobj(wbits=31), zlib.error, 1 << 12
     ),  # a byte may stand for 1 KiB
     ".zst": Compression(
-        (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + i]) + b"\x2a\x4d\x18" for i in range(16))),  # and skippable frames
-        lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(),  # as `zstd --long=31` writes
+        (FRAME, *(bytes([0x50 + i]) + b"\x2a\x4d\x18" for i in range(16))),  # and skippable frames
+        FRAME,
+        new_frame,
         zstandard.ZstdError,
         1 << 9,  # 4 bytes may stand for 128 KiB
     ),
@@ -85,7 +96,7 @@ def decompressed(blocks: Iterable[bytes], suffix: str, path: epath.Path) -> Iter
         while block := block if stream else block.lstrip(b"\0"):  # zeros between frames are padding
             if not started and not block.startswith(kind.magic):
                 raise UserError(f"{path} is not a {suffix} file, whatever its name says")
-            stream, started = stream or kind.new(), True
+            stream, started = stream or kind.new(None), True
             try:
                 yield stream.decompress(block)
             except kind.error as error:
@@ -105,7 +116,7 @@ def small_blocks(blocks: Iterable[bytes], most: int) -> Iterator[bytes]:
 
 
 def salvaged(blocks: Iterable[bytes], suffix: str, path: epath.Path, opening: bytes) -> Iterator[bytes | Fault]:
-    """The content of a file, a `Fault` in each place where some is missing; gzip goes on at the next member that can be read.
+    """The content of an archive, a `Fault` in each place where some is missing; it goes on at the next member that can be read.
 
     Args:
       opening: a member is known by it, where one is looked for after damage: the signature may stand inside another, too.
@@ -113,19 +124,21 @@ def salvaged(blocks: Iterable[bytes], suffix: str, path: epath.Path, opening: by
     Raises:
       UserError: the file does not begin as its extension says.
     """
-    if os.path.splitext(suffix)[1] != ".gz":
+    kind, dictionary = COMPRESSION.get(os.path.splitext(suffix)[1]), None
+    if kind is None:
         yield from blocks
         return
-    kind = COMPRESSION[".gz"]
+    if kind.signature == FRAME:
+        dictionary, blocks = take_dictionary(iter(blocks))
     stream, seeking, head, first, tail = None, False, b"", True, b""
     for block in small_blocks(blocks, kind.block_bytes):
         block = tail + block if seeking and stream is None else block  # a signature may stand across two blocks
-        tail = block[-2:]
-        while block := block if stream else next_member(block, seeking):
+        tail = block[1 - len(kind.signature) :]
+        while block := block if stream else next_member(block, kind.signature if seeking else None):
             if first and not block.startswith(kind.magic):
                 raise UserError(f"{path} is not a {suffix} file, whatever its name says")
             if stream is None:
-                stream, first, head = kind.new(), False, b""
+                stream, first, head = kind.new(dictionary), False, b""
             try:
                 data = stream.decompress(block)
             except kind.error as error:
@@ -149,9 +162,31 @@ def salvaged(blocks: Iterable[bytes], suffix: str, path: epath.Path, opening: by
         yield Fault("the file was cut short")
 
 
-def next_member(block: bytes, seeking: bool) -> bytes:
-    """A block from where a gzip member may begin."""
-    if not seeking:
+def next_member(block: bytes, signature: bytes | None) -> bytes:
+    """A block from where a member may begin: at once, or where its signature stands."""
+    if signature is None:
         return block.lstrip(b"\0")  # zeros between members are padding
-    at = block.find(b"\x1f\x8b\x08")
+    at = block.find(signature)
     return block[at:] if at >= 0 else b""
+
+
+def take_dictionary(blocks: Iterator[bytes]) -> tuple[zstandard.ZstdCompressionDict | None, Iterator[bytes]]:
+    """The dictionary that a .warc.zst may open with (IIPC: "WARC with Zstandard", plain or compressed), and the blocks.
+
+    One that is damaged is none: then no frame can be read, and each counts.
+    """
+    head = next(blocks, b"")
+    size = int.from_bytes(head[4:8], "little") if head.startswith(DICTIONARY) else 0
+    while len(head) < 8 + size <= DICTIONARY_BYTES and (block := next(blocks, b"")):
+        head += block
+    blocks, content = itertools.chain([head], blocks), head[8 : 8 + size]
+    if not content or len(content) < size:
+        return None, blocks
+    try:
+        dictionary = zstandard.ZstdCompressionDict(
+            new_frame(None).decompress(content) if content.startswith(FRAME) else content
+        )
+        new_frame(dictionary)
+    except zstandard.ZstdError:
+        return None, blocks
+    return dictionary, blocks

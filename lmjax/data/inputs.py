@@ -13,7 +13,8 @@ TEXT_SUFFIXES = (".txt", ".md")  # one document a file
 LINE_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")  # one document a line
 PARQUET_SUFFIX = ".parquet"  # one document a row
 HTML_SUFFIXES = (".html", ".htm", ".xhtml", ".html.gz", ".htm.gz", ".xhtml.gz")  # one document a file
-WARC_SUFFIXES = (".warc", ".warc.gz", ".wet", ".wet.gz")  # one document a record; `x.warc.wet.gz` is a WET file
+# one document a record; `x.warc.wet.gz` is a WET file
+WARC_SUFFIXES = (".warc", ".warc.gz", ".warc.zst", ".wet", ".wet.gz", ".wet.zst")
 SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, PARQUET_SUFFIX, *HTML_SUFFIXES, *WARC_SUFFIXES)
 
 

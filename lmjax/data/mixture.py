@@ -269,6 +269,6 @@ def budget_lines(rows: Sequence[Budget]) -> list[str]:
     """A budget for people, a line for each source."""
     wide = max(len(row.source) for row in rows)
     return [
-        f"{row.source:{wide}}  {row.share:7.2%} of the run: {row.tokens_read:,} tokens, {row.epochs:.2f} × its {row.tokens:,}"
+        f"{row.source:{wide}}  {row.share:7.2%} of the run: {row.tokens_read:,} tokens, {row.epochs:.2f} epochs of its {row.tokens:,}"
         for row in rows
     ]

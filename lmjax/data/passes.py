@@ -336,15 +336,14 @@ def add(a: Any, b: Any) -> Any:
     return a + b
 
 
-def rows(done: Pass) -> list[dict[str, Any]]:
-    """The counts of a pass, for each stage and source."""
+def rows(done: Pass) -> list[list[dict[str, Any]]]:
+    """The counts of a pass: for each of its stages those of each source."""
     merged: dict[tuple[int, str], dict[str, Any]] = {}
     for part in done.receipts:  # one at a time: their samples together would grow with the corpus
         for i, counts in enumerate(part["counts"] if done.stages else [part["counts"]]):
             key = (i, part["source"])
             merged[key] = merge_counts([merged[key], counts]) if key in merged else counts
-    names = [stage.name for stage in done.stages] or ["read"]
     return [
-        {"stage": names[i], "source": source, **merged[i, source]}
-        for i, source in sorted(merged, key=lambda key: key[0])
+        [{"source": source, **counts} for (number, source), counts in merged.items() if number == i]
+        for i in range(max(1, len(done.stages)))
     ]

@@ -72,7 +72,7 @@ class PrepareConfig:
     """Which stages, in which order, and the options of each."""
 
     sources: dict[str, InputConfig] = dataclasses.field(default_factory=dict)  # or --documents on the command line
-    stages: tuple[str, ...] = ()  # names of the sections below; a stage may stand twice
+    stages: tuple[str, ...] = ()  # names of the sections below; one that judges each document alone may stand twice
     shard_bytes: int = 32_000_000  # of text: what a task works on, and what a kill may cost
     max_failed_share: float = 0.01  # of a source's documents that may fail in the reading or a stage: more is an error
     # a field of meta, such as language: each of its values becomes a source (web → web-en, web-de)
@@ -120,6 +120,10 @@ class PrepareConfig:
                 isinstance(getattr(self, name, None), Stage),
                 f"config.stages: no stage {name!r}{did_you_mean(name, stage_names(type(self)))}",
             )
+            stage = getattr(self, name)
+            keeps = isinstance(stage, GlobalStage) or type(stage).fit is not MapStage.fit
+            once = self.stages.count(name) == 1
+            need(once or not keeps, f"config.stages: {name!r} can stand once only: what it learns is kept by its name")
 
 
 def stage_names(cls: type) -> list[str]:
@@ -187,12 +191,14 @@ def stage_pass(
 
 def check_budget(config: PrepareConfig, done: passes.Pass) -> None:
     """Too many failures are an error: of the input where it was read, of ours in a stage."""
-    for row in passes.rows(done):
-        if row["failed"] <= config.max_failed_share * row["read"]:
-            continue
-        told = f"{row['failed']} of {row['read']} documents of {row['source']} failed in {row['stage']}"
-        why = f"{told}, more than config.max_failed_share={config.max_failed_share:g} allows; the first: {first_failure(row)}"
-        raise RunError(why) if done.stages else UserError(why)
+    for name, rows in zip([stage.name for stage in done.stages] or ["read"], passes.rows(done), strict=True):
+        for row in rows:
+            if row["failed"] <= config.max_failed_share * row["read"]:
+                continue
+            told = f"{row['failed']} of {row['read']} documents of {row['source']} failed in {name}"
+            allowed = f"more than config.max_failed_share={config.max_failed_share:g} allows"
+            why = f"{told}, {allowed}; the first: {first_failure(row)}"
+            raise RunError(why) if done.stages else UserError(why)
     if not done.stages and not done.shards:
         raise UserError("the inputs hold no document")
 

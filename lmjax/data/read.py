@@ -75,19 +75,6 @@ class Counts:
         return {key: value for key, value in vars(self).items() if isinstance(value, int)}
 
 
-def check_budget(counts: Counts, max_failed_share: float, source: str) -> None:
-    """The failure budget of a source.
-
-    Raises:
-      UserError: more than this share of its records failed; the first failures are named.
-    """
-    if counts.failed > max_failed_share * counts.read:
-        raise UserError(
-            f"source {source!r}: {counts.failed:,} of {counts.read:,} records could not be read, more than"
-            f" {max_failed_share:.3g} of them; the first: {'; '.join(counts.failures[:3])}"
-        )
-
-
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """What all records of one file share."""

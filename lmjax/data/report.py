@@ -44,10 +44,8 @@ def collect(tokenizer: str | None, done: Sequence[passes.Pass]) -> dict[str, Any
     tokens = bytes_per_token(tokenizer, profiles["read"])
     stages = []
     for one in done:
-        rows = passes.rows(one)
-        for stage in one.stages or (None,):
-            name = stage.name if stage else "read"
-            stages.append(stage_report(name, stage, [row for row in rows if row["stage"] == name], one, tokens))
+        for stage, rows in zip(one.stages or (None,), passes.rows(one), strict=True):
+            stages.append(stage_report(stage.name if stage else "read", stage, rows, one, tokens))
     check_chain(stages)
     return {
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -91,12 +89,12 @@ def stage_report(
     """A stage's part: its sources, and what they are together."""
     sources = {}
     for row in rows:
-        row = {key: value for key, value in row.items() if key not in ("stage", "source")} | {
-            "tokens_read": round(row["bytes_read"] / tokens[row["source"]]),
-            "tokens_kept": round(row["bytes_kept"] / tokens[row["source"]]),
+        source = row["source"]
+        sources[source] = {key: value for key, value in row.items() if key != "source"} | {
+            "tokens_read": round(row["bytes_read"] / tokens[source]),
+            "tokens_kept": round(row["bytes_kept"] / tokens[source]),
             "documents_per_s": round(row["read"] / row["seconds"], 1) if row["seconds"] > 0 else None,
         }
-        sources[rows[len(sources)]["source"]] = row
     every = passes.merge_counts([{k: v for k, v in row.items() if k != "documents_per_s"} for row in sources.values()])
     law(name, every)
     every["seconds"] += passes.seconds_before(stage, one.folder) if stage else 0.0

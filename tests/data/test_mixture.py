@@ -283,5 +283,9 @@ def test_the_budget_is_what_the_run_reads():
         assert row.epochs == row.tokens_read / row.tokens and row.share == pytest.approx(amount / read.sum(), rel=0.01)
     assert rows[2].epochs == pytest.approx(4, rel=0.02) and rows[2].epochs <= 4
     lines = budget_lines(rows)
-    assert len(lines) == 3 and lines[2].startswith("rare ") and "× its 1,000" in lines[2]
+    assert (
+        len(lines) == 3
+        and lines[2].startswith("rare ")
+        and lines[2].endswith(f"{rows[2].epochs:.2f} epochs of its 1,000")
+    )
     assert budget(tokens, config, 640_000) == budget(tokens, config, 640_000, 80)  # the steps matter to stages alone

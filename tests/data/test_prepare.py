@@ -253,6 +253,16 @@ def test_added_documents_count(inputs, tmp_path):
     assert total["read"] + total["added"] == total["kept"] + sum(total["dropped"].values()) + total["failed"]
 
 
+def test_a_stage_may_stand_twice(inputs, tmp_path):
+    """Each time with its own counts; one that keeps what it learns by its name may not."""
+    prepare.prepare(config(inputs, stages=("short", "short"), save="pass"), tmp_path / "out")
+    _, first, second = (stage["total"] for stage in read_json(tmp_path / "out" / "report.json")["stages"])
+    assert first["dropped"]["short"] > 100 and second["dropped"] == {"short": 1}, "bread became cake, which is shorter"
+    assert first["read"] > first["kept"] == second["read"] == second["kept"] + 1
+    with pytest.raises(UserError, match="'once' can stand once only"):
+        config(inputs, stages=("once", "short", "once"))
+
+
 def test_the_law_can_fail():
     """A stage that loses a document, or makes one from nothing, is caught."""
 
