@@ -16,7 +16,7 @@ from etils import epath
 from safetensors.numpy import save_file
 
 from lmjax.files import write_json
-from lmjax.hf import families, names
+from lmjax.hf import config_write, families, names
 from lmjax.hf.load import CONFIG, INDEX, WEIGHTS
 from lmjax.hf.tokenizer import write_tokenizer
 from lmjax.model.config import ModelConfig
@@ -51,7 +51,7 @@ def write_folder(
     """
     folder = epath.Path(folder)
     model, params = folded(dataclasses.replace(model, vocab_size=tokenizer.vocab_size), params)
-    kind, config = families.write(model)
+    kind, config = config_write.write(model)
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder, tokenizer, model.max_length)

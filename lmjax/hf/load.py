@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from lmjax.errors import UserError
 from lmjax.files import read_json
-from lmjax.hf import families, names
+from lmjax.hf import config_read, families, names
 from lmjax.hf.names import Tensor
 from lmjax.model import decoder
 from lmjax.model.config import ModelConfig
@@ -44,7 +44,7 @@ def read_config(folder: os.PathLike | str) -> tuple[str, ModelConfig]:
     values = read_json(path)
     if not isinstance(values, dict):
         raise UserError(f"{path} is not an object of JSON")
-    return families.read(values, str(path))
+    return config_read.read(values, str(path))
 
 
 def read_tokenizer(folder: os.PathLike | str) -> Tokenizer:

@@ -2,8 +2,8 @@
 
 A tensor's dims are letters of the alphabet in `lmjax.plan.params`, joined where the file flattens them: "KGH D" is a matrix of
 K · G · H rows, the query heads of each key-value head together. Our array has the same letters in another order; one with L (layers),
-P (queries, key, value) or M (gate, up) holds several tensors, one after another. Which tensors there are follows from the
-fields of the config alone.
+X (layers with experts), Y (those without), P (queries, key, value) or M (gate, up) holds several tensors, one after another.
+Which tensors there are follows from the fields of the config alone.
 """
 
 import dataclasses
@@ -104,14 +104,16 @@ def tensors(model: ModelConfig, scheme: str, shift: float = 0.0) -> Iterator[Ten
     if model.position == "learned":
         yield Tensor(f"{prefix}{position}.weight", "S D", "embed/position", "S D")
     for layer in range(model.num_layers):
-        stem = f"{prefix}{'h' if is_gpt2 else 'layers'}.{layer}."
-        for tensor in gpt2_layer(model, shift) if is_gpt2 else llama_layer(model, shift, scheme):
+        stem, experts = f"{prefix}{'h' if is_gpt2 else 'layers'}.{layer}.", model.expert_layers[layer]
+        own = model.expert_layers[:layer].count(experts)  # its number among those with, or without, experts
+        places = ("L", layer), ("X" if experts else "Y", own)
+        for tensor in gpt2_layer(model, shift) if is_gpt2 else llama_layer(model.with_all(experts), shift, scheme):
             yield dataclasses.replace(
                 tensor,
                 name=stem + tensor.name,
                 path=f"layers/{tensor.path}",
                 dims=f"1 {tensor.dims}",
-                at=(("L", layer), *tensor.at),
+                at=(*places, *tensor.at),
             )
     yield from norm_tensors(model, f"{prefix}{norm}", "final_norm", shift)
     if not model.tie_embeddings:
@@ -148,10 +150,10 @@ def llama_layer(model: ModelConfig, shift: float, scheme: str) -> Iterator[Tenso
 def mlp_tensors(model: ModelConfig) -> Iterator[Tensor]:
     """Gate, up and down of llama's kin."""
     for place, name in enumerate(("gate", "up") if model.gated else ("up",)):
-        yield Tensor(f"mlp.{name}_proj.weight", "F D", "mlp/up", "D 1 F", (("M", place),))
+        yield Tensor(f"mlp.{name}_proj.weight", "U D", "mlp/up", "D 1 U", (("M", place),))
         if model.mlp_bias:
-            yield Tensor(f"mlp.{name}_proj.bias", "F", "mlp/up_bias", "1 F", (("M", place),))
-    yield Tensor("mlp.down_proj.weight", "D F", "mlp/down", "F D")
+            yield Tensor(f"mlp.{name}_proj.bias", "U", "mlp/up_bias", "1 U", (("M", place),))
+    yield Tensor("mlp.down_proj.weight", "D U", "mlp/down", "U D")
     if model.mlp_bias:
         yield Tensor("mlp.down_proj.bias", "D", "mlp/down_bias", "D")
 
@@ -182,9 +184,9 @@ def gpt2_layer(model: ModelConfig, shift: float) -> Iterator[Tensor]:
     yield Tensor("attn.c_attn.bias", "PKH", "attention/qkv_bias", "K P H")
     yield Tensor("attn.c_proj.weight", "KGH D", "attention/out", "K G H D")
     yield Tensor("attn.c_proj.bias", "D", "attention/out_bias", "D")
-    yield Tensor("mlp.c_fc.weight", "D MF", "mlp/up", "D M F")
-    yield Tensor("mlp.c_fc.bias", "MF", "mlp/up_bias", "M F")
-    yield Tensor("mlp.c_proj.weight", "F D", "mlp/down", "F D")
+    yield Tensor("mlp.c_fc.weight", "D MU", "mlp/up", "D M U")
+    yield Tensor("mlp.c_fc.bias", "MU", "mlp/up_bias", "M U")
+    yield Tensor("mlp.c_proj.weight", "U D", "mlp/down", "U D")
     yield Tensor("mlp.c_proj.bias", "D", "mlp/down_bias", "D")
     yield from norm_tensors(model, "ln_1", "attention_norm", shift)
     yield from norm_tensors(model, "ln_2", "mlp_norm", shift)

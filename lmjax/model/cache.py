@@ -1,4 +1,4 @@
-"""The key-value cache of generation, by the kinds of layers in a period: a slot for every place, or a ring of as many as a window.
+"""The key-value cache of generation, by the segments of layers: a slot for every place, or a ring of as many as a window.
 
 In a ring, place p stands in slot p mod slots; what it overwrites is outside the window of every query from p on.
 """
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lmjax.model.config import ModelConfig
+from lmjax.model.pattern import segments
 from lmjax.sharding.mesh import constrain
 
 NOWHERE = 2**30  # the place of what is never written (padding of a prompt) and of slots that nothing was written to
@@ -54,15 +55,16 @@ class LayerCache(NamedTuple):
         return written, keys, values, jnp.concatenate([self.places, places], axis=1)
 
 
-Cache = tuple[LayerCache, ...]  # for each layer of a period, those of its repetitions, stacked
+Cache = tuple[
+    tuple[LayerCache, ...], ...
+]  # by segment, for each layer of its period, those of its repetitions, stacked
 
 
 def empty_cache(config: ModelConfig, batch: int, length: int, dtype: jnp.dtype) -> Cache:
     """A cache for `batch` rows of up to `length` tokens. Unwritten slots are never seen: the mask ends at the query's place."""
-    period = len(config.pattern)
     return tuple(
-        _empty(config, -(-(config.num_layers - first) // period), batch, length, config.window(kind), dtype)
-        for first, kind in enumerate(config.pattern)
+        tuple(_empty(config, part.repeats, batch, length, config.window(kind.attention), dtype) for kind in part.kinds)
+        for part in segments(config)
     )
 
 

@@ -9,7 +9,7 @@ from lmjax.config import free, need
 
 @dataclasses.dataclass(frozen=True)
 class MoeConfig:
-    """Experts in place of every layer's MLP, each as wide as `d_ff` says."""
+    """Experts in place of layers' MLPs, each as wide as `d_ff` says."""
 
     num_experts: int = 8  # E
     top_k: int = 2  # experts that a token runs through
@@ -22,6 +22,9 @@ class MoeConfig:
     bias_rate: float = 0.0  # move of the selection bias at each step (DeepSeek-V3: 0.001); 0: no bias
     capacity_factor: float | None = None
     # an expert takes this many times its even share of a row's tokens, and drops the rest; none: all of them (dropless)
+    every: int = 1  # the last of this many layers has experts, the others keep an MLP; 1: all have them
+    dense_layers: tuple[int, ...] = ()  # layers, counted from 0, that keep an MLP whatever `every` says
+    dense_d_ff: int | None = None  # hidden width of the MLPs that are kept; none: as d_ff
 
     def __post_init__(self):
         need(
@@ -36,6 +39,12 @@ class MoeConfig:
             f"config.model.moe.capacity_factor={self.capacity_factor} must be positive; none: dropless",
         )
         need(self.shared_d_ff > 0 or not self.shared_gate, "config.model.moe.shared_gate needs shared_d_ff")
+        need(self.every >= 1, f"config.model.moe.every={self.every} must be at least 1")
+        need(self.dense_d_ff is None or self.dense_d_ff >= 1, "config.model.moe.dense_d_ff must be positive")
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has experts."""
+        return (layer + 1) % self.every == 0 and layer not in self.dense_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +109,7 @@ class ModelConfig:
     attention_bias: bool = False  # biases of the query, key, value and output products
     qkv_bias: bool = False  # of the query, key and value products alone (Qwen 2)
     mlp_bias: bool = False
-    moe: MoeConfig | None = None  # none: one MLP in each layer
+    moe: MoeConfig | None = None  # none: an MLP in each layer
     norm_bias: bool = False  # layernorm only
     tie_embeddings: bool = True  # the output product reuses the token embedding
     scale_embeddings: bool = False  # multiply embeddings by sqrt(d_model)
@@ -152,6 +161,12 @@ class ModelConfig:
             f"config.model.prefix_dim={self.prefix_dim} must be positive",
         )
         need(self.moe is None or not self.mlp_bias, "config.model.mlp_bias: experts have no biases")
+        need(
+            self.moe is None or any(self.expert_layers),
+            "config.model.moe: every and dense_layers leave no layer its experts",
+        )
+        for layer in () if self.moe is None else self.moe.dense_layers:
+            need(0 <= layer < self.num_layers, f"config.model.moe.dense_layers: there is no layer {layer}")
         need(0.0 <= self.dropout < 1.0, f"config.model.dropout={self.dropout} must be in [0, 1)")
         need(self.position != "rope" or self.dim_head % 2 == 0, f"rope needs an even head_dim, not {self.dim_head}")
         need(
@@ -208,7 +223,9 @@ class ModelConfig:
         if self.moe is not None:
             moe = dataclasses.asdict(self.moe)
             moe["router_bias"] = moe["bias_rate"] > 0
-            fields["moe"] = {name: moe[name] for name in moe if name not in ("balance_loss", "z_loss", "bias_rate")}
+            decided = ("balance_loss", "z_loss", "bias_rate", "every", "dense_layers", "dense_d_ff")
+            fields["moe"] = {name: moe[name] for name in moe if name not in decided}
+            fields["moe"] |= {"layers": self.expert_layers, "dense_d_ff": self.dense_hidden}
         local_theta = self.rope_local_theta
         if local_theta is None and self.rope_scaling is None:
             local_theta = self.rope_theta
@@ -235,6 +252,26 @@ class ModelConfig:
         """The kind of each layer."""
         return tuple(itertools.islice(itertools.cycle(self.pattern), self.num_layers))
 
+    @property
+    def expert_layers(self) -> tuple[bool, ...]:
+        """Whether each layer has experts."""
+        return tuple(self.moe is not None and self.moe.has_experts(layer) for layer in range(self.num_layers))
+
+    def with_all(self, experts: bool) -> "ModelConfig":
+        """The model if all its layers had experts, or none; itself where that is so."""
+        if set(self.expert_layers) == {experts}:
+            return self
+        if not experts:
+            return dataclasses.replace(self, moe=None, d_ff=self.dense_hidden)
+        return dataclasses.replace(self, moe=dataclasses.replace(self.moe, every=1, dense_layers=()))
+
+    @property
+    def alike(self) -> dict["ModelConfig", int]:
+        """Models all of whose layers are alike → how many of this one's layers are such."""
+        return {
+            self.with_all(experts): self.expert_layers.count(experts) for experts in sorted(set(self.expert_layers))
+        }
+
     def window(self, kind: str) -> int | None:
         """Tokens that a query of such a layer sees; none: all before it."""
         return self.sliding_window if kind == "local" else None
@@ -250,3 +287,10 @@ class ModelConfig:
         if self.d_ff is not None:
             return self.d_ff
         return -(-8 * self.d_model // 3 // 64) * 64 if self.gated else 4 * self.d_model
+
+    @property
+    def dense_hidden(self) -> int | None:
+        """The hidden width of the MLPs that stand in layers; none where all have experts."""
+        if all(self.expert_layers):
+            return None
+        return (self.moe.dense_d_ff if self.moe else None) or self.hidden

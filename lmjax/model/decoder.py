@@ -1,6 +1,6 @@
 """The decoder: token ids → hidden states → logits.
 
-NNX modules define it; at every boundary parameters are a nested dict of float32 arrays, the layers stacked along a leading L.
+NNX modules define it; at every boundary parameters are a nested dict of float32 arrays, the layers' stacked.
     params = init(config, key)
     hidden = forward(config, params, tokens, positions, mask, types)      [B T D]
     logits = unembed(config, params, hidden, types)                       [B T V]
@@ -9,8 +9,6 @@ NNX modules define it; at every boundary parameters are a nested dict of float32
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,25 +16,18 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from lmjax.axes import CONTEXT
-from lmjax.model import rope
+from lmjax.model import module, rope, stack
 from lmjax.model.attention import Mask
-from lmjax.model.block import BRANCH, Block, scaled
+from lmjax.model.block import scaled
 from lmjax.model.blockwise import soft_cap
 from lmjax.model.cache import Cache
 from lmjax.model.config import ModelConfig
 from lmjax.model.dense import Dtypes, dense, dropout
 from lmjax.model.initialize import Initializer
+from lmjax.model.module import Params
 from lmjax.model.norm import Norm
 from lmjax.model.router import RouterStats
 from lmjax.sharding.mesh import constrain, is_manual, platform
-
-Params = dict[str, Any]
-
-REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "block_outputs": jax.checkpoint_policies.save_only_these_names(BRANCH),
-}
 
 
 class Embed(nnx.Module):
@@ -60,68 +51,13 @@ class Head(nnx.Module):
         self.kernel = nnx.Param(init(shape, fan_in=config.d_model, output=True), axes=("embed", "vocab"))
 
 
-Layer = Callable[[Array, Any], tuple[Array, tuple[Any, Any]]]
-
-
-def scan_pattern(
-    bodies: Sequence[Layer], x: Array, layers: Any, caches: Sequence[Any], unroll: bool
-) -> tuple[Array, tuple[Any, ...], Any]:
-    """`jax.lax.scan` over stacked layers, whose bodies repeat: whole periods are scanned, the rest is written out.
-
-    Args:
-      bodies: body(x, (layer, cache)) → (x, (cache, out)), one for each layer of a period.
-      x: what passes through.
-      layers: arrays with a leading L.
-      caches: for each body, those of its layers stacked; they may differ in shape.
-      unroll: write out all.
-
-    Returns:
-      x, the caches as written, and each layer's out, stacked.
-    """
-    period, num_layers = len(bodies), jax.tree.leaves(layers)[0].shape[0]
-    periods = num_layers // period
-    if period == 1:
-        x, (cache, out) = jax.lax.scan(bodies[0], x, (layers, caches[0]), unroll=num_layers if unroll else 1)
-        return x, (cache,), out
-
-    def run(x, item):
-        """Up to a period of layers, one after another."""
-        layers, caches = item
-        # Unstacked and not indexed, whose gradients would be padded with zeros and added.
-        results = []
-        for body, cache, *layer in zip(bodies, caches, *map(jnp.unstack, jax.tree.leaves(layers)), strict=False):
-            x, result = body(x, (tree.unflatten(layer), cache))
-            results.append(result)
-        caches, outs = zip(*results, strict=True)
-        return x, (caches, jax.tree.map(lambda *out: jnp.stack(out), *outs))
-
-    leaves, tree = jax.tree.flatten(layers)
-    whole, rest = map(tree.unflatten, zip(*(jnp.split(a, [periods * period]) for a in leaves), strict=True))
-    whole = jax.tree.map(lambda a: a.reshape(periods, period, *a.shape[1:]), whole)
-    item = whole, jax.tree.map(lambda a: a[:periods], tuple(caches))
-    x, (written, out) = jax.lax.scan(run, x, item, unroll=max(periods, 1) if unroll else 1)
-    out = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), out)
-    if num_layers % period == 0:
-        return x, written, out
-    last = tuple(caches)[: num_layers % period]
-    x, (last, more) = run(x, (rest, jax.tree.map(lambda a: a[periods], last)))
-    ended = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), written[: len(last)], last)
-    return x, (*ended, *written[len(last) :]), jax.tree.map(lambda *a: jnp.concatenate(a), out, more)
-
-
 class Decoder(nnx.Module):
-    """Embeddings, L stacked layers, a final norm, and a head where untied."""
+    """Embeddings, a final norm, and a head where untied; the layers between them come as an argument, see `lmjax.model.stack`."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         self.embed = Embed(config, Initializer(config, rngs))
 
-        @nnx.split_rngs(splits=config.num_layers)
-        @nnx.vmap(in_axes=(0,), out_axes=0)
-        def stack(rngs: nnx.Rngs) -> Block:
-            return Block(config, Initializer(config, rngs))
-
-        self.layers = stack(rngs)
         self.final_norm = Norm(config)
         if not config.tie_embeddings:
             self.head = Head(config, Initializer(config, rngs))
@@ -155,6 +91,7 @@ class Decoder(nnx.Module):
 
     def __call__(
         self,
+        layers: Params,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
         mask: Mask,
@@ -171,22 +108,12 @@ class Decoder(nnx.Module):
         if prefix is not None:
             x, positions, mask = self.enter_prefix(x, prefix, positions, mask, types)
         x = dropout(x, config.dropout, keys[0])
-        graph, layers = nnx.split(self.layers)
 
-        def body(kind, x, layer):
-            (weights, layer_key), layer_cache = layer
-            x, *out = nnx.merge(graph, weights)(x, positions, mask, types, layer_key, layer_cache, kind)
-            return x, tuple(out)
+        def layer(kind, weights, x, key, cache):
+            return stack.block(config, kind, weights)(x, positions, mask, types, key, cache, kind.attention)
 
-        bodies = {kind: functools.partial(body, kind) for kind in set(config.pattern)}
-        if config.remat != "none" and cache is None:
-            remat = functools.partial(jax.checkpoint, policy=REMAT_POLICIES[config.remat], prevent_cse=unroll)
-            bodies = {kind: remat(one) for kind, one in bodies.items()}
         layer_keys = None if key is None else jax.random.split(keys[1], config.num_layers)
-        caches = [None] * len(config.pattern) if cache is None else cache
-        bodies = [bodies[kind] for kind in config.pattern]
-        x, written, routed = scan_pattern(bodies, x, (layers, layer_keys), caches, unroll)
-        cache = None if cache is None else written
+        x, cache, routed = stack.run(config, layers, layer, x, layer_keys, cache, unroll)
         x = x if prefix is None else x[:, prefix.shape[1] :]
         return scaled(self.final_norm(x), 1.0 / config.width_ratio), cache, routed
 
@@ -196,34 +123,24 @@ class Decoder(nnx.Module):
 
 def init(config: ModelConfig, key: PRNGKeyArray) -> Params:
     """Initial parameters, float32; a function of (config, key) alone."""
-    return nnx.to_pure_dict(nnx.state(Decoder(config, nnx.Rngs(params=key)), nnx.Param))
+    rngs = nnx.Rngs(params=key)
+    return {**module.arrays(Decoder(config, rngs)), "layers": stack.init(config, rngs.params())}
 
 
 @functools.lru_cache(maxsize=16)
-def _abstract(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    """The decoder's structure, with shapes for arrays."""
-    return nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(params=0))), nnx.Param, ...)[:2]
+def _abstract(config: ModelConfig) -> module.Abstract:
+    """The structure of all but the layers."""
+    return module.abstract(lambda: Decoder(config, nnx.Rngs(params=0)))
 
 
 def logical_axes(config: ModelConfig) -> Params:
     """The logical axes of every parameter, in a tree like `init`'s."""
-    _, state = _abstract(config)
-    flat = {path: variable.get_metadata()["axes"] for path, variable in nnx.to_flat_state(state)}
-    tree: Params = {}
-    for path, names in flat.items():
-        node = tree
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
-        node[path[-1]] = ("layers", *names) if path[0] == "layers" else names
-    return tree
+    return {**module.axes(_abstract(config)), "layers": stack.logical_axes(config)}
 
 
 def merge(config: ModelConfig, params: Params) -> Decoder:
     """The module over these parameters, to be used inside a trace."""
-    graph, state = _abstract(config)
-    state = jax.tree.map(lambda leaf: leaf, state)  # a copy: `replace_by_pure_dict` writes in place
-    nnx.replace_by_pure_dict(state, params)
-    return nnx.merge(graph, state)
+    return module.merge(_abstract(config), {name: params[name] for name in params if name != "layers"})
 
 
 def forward(
@@ -256,7 +173,7 @@ def forward_routed(
     `prefix` holds features that stand before the text, see one another, and are seen by the row's first document.
     """
     unroll = config.scan == "off" or (config.scan == "auto" and platform() == "cpu")
-    return merge(config, params)(tokens, positions, mask, types, key, cache, unroll, prefix)
+    return merge(config, params)(params["layers"], tokens, positions, mask, types, key, cache, unroll, prefix)
 
 
 def output_weights(config: ModelConfig, params: Params) -> Float[Array, "D V"]:

@@ -1,4 +1,5 @@
-"""Experts from a dense decoder: each starts as a copy of its layer's MLP, and training drives them apart.
+"""Experts from a dense decoder: each starts as a copy of its layer's MLP, and training drives them apart. Layers that stay without
+experts keep their MLP.
 
 Where the chosen experts' gates sum to 1 the new decoder computes what the old one did, whatever its fresh router says
 (Komatsuzaki et al., 2022, 2212.05055). A shared MLP starts with a down product of zeros, and so changes nothing at first.
@@ -8,6 +9,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from lmjax.config import need
@@ -35,14 +37,21 @@ def upcycle(params: Params, dense: ModelConfig, config: ModelConfig, key: PRNGKe
     )
     need(config.moe.renormalize, "upcycling needs config.model.moe.renormalize: else gates do not sum to 1")
     plain = dataclasses.replace(config, moe=None)
+    need(
+        config.dense_hidden in (None, config.hidden),
+        "upcycling keeps the MLPs' width: config.model.moe.dense_d_ff is another",
+    )
     have, want = (jax.eval_shape(lambda c=c: decoder.init(c, jax.random.key(0))) for c in (dense, plain))
     need(have == want, "upcycling: config.model has other parameters than the dense model, beside its experts")
     fresh_key, up_key, down_key = jax.random.split(key, 3)
     fresh = decoder.init(config, fresh_key)["layers"]["moe"]
     layers = dict(params["layers"])
-    mlp = layers.pop("mlp")
+    mlp, chosen = layers.pop("mlp"), np.array(config.expert_layers)
+    if not chosen.all():
+        layers["mlp"] = jax.tree.map(lambda weights: weights[~chosen], mlp)
 
     def copies(weights, key):
+        weights = weights[chosen]
         experts = jnp.repeat(weights[:, None], config.moe.num_experts, axis=1)
         return experts + noise * jnp.std(weights) * jax.random.normal(key, experts.shape) if noise else experts
 

@@ -7,7 +7,7 @@ Forward, for a token of a row of T tokens, over L layers:
                2 · 2 · N · H · W (1 - (W - 1) / 2T)    with a window of W < T tokens: token t attends min(t, W) keys
     out        2 · N · H · D
     mlp        2 · M · D · F + 2 · F · D       M = 2 where gated, else 1
-               2 · D · E + k times that        with experts, k of E for a token; a shared MLP's as a dense one's
+               2 · D · E + k times that        in layers with experts, k of E for a token; a shared MLP's as a dense one's
     head       2 · D · V, once                 tied or not; looking up an embedding multiplies nothing
 
 The backward pass computes a gradient for each of the two operands of a product: training is three times the forward.
@@ -59,14 +59,15 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> Flops:
         "qkv": 2 * model.d_model * fused,
         "attention": 2 * 2 * width * keys / model.num_layers,
         "out": 2 * width * model.d_model,
-        "mlp": sum(mlp_flops(model)),
+        "mlp": sum(count * sum(mlp_flops(alike)) for alike, count in model.alike.items()) / model.num_layers,
     }
     parts = {name: float(model.num_layers * count) for name, count in layer.items()}
     return Flops(**parts, head=2.0 * model.d_model * model.vocab_size, recomputed=recomputed(model, parts))
 
 
 def mlp_flops(model: ModelConfig) -> tuple[int, int]:
-    """Forward FLOPs of a token in one layer: of the MLP that every token runs through (with a router), and of its experts."""
+    """Forward FLOPs of a token in one layer of a model whose layers are alike: of the MLP that every token runs through (with a
+    router), and of its experts."""
     products = 2 * (3 if model.gated else 2) * model.d_model
     if model.moe is None:
         return products * model.hidden, 0
@@ -90,11 +91,14 @@ def recomputed(model: ModelConfig, parts: dict[str, float]) -> float:
     A blockwise attention computes its scores again under every policy; that is its kernel's business and not counted here.
     Experts are recomputed whole under all policies: their outputs give the gates' gradients, and their products are no plain ones.
     """
-    down = model.hidden if model.moe is None else model.moe.shared_d_ff
-    up = parts["mlp"] - 2 * model.num_layers * model.d_model * down
+    last = experts = 0  # products that are last in their layer, and those of experts
+    for alike, count in model.alike.items():
+        last += 2 * count * model.d_model * (alike.hidden if alike.moe is None else alike.moe.shared_d_ff)
+        experts += count * mlp_flops(alike)[1]
+    up = parts["mlp"] - last
     return {
         "none": 0.0,
-        "dots": parts["attention"] + model.num_layers * mlp_flops(model)[1],
+        "dots": parts["attention"] + experts,
         "block_outputs": parts["qkv"] + parts["attention"] + up,
         "full": parts["qkv"] + parts["attention"] + parts["out"] + up,
     }[model.remat]

@@ -17,10 +17,10 @@ Experts keep rows · (3 a D + w F/t) in place of w F/t under "none", and nothing
 back. There are k rows for a token; factor · k with a capacity; with dropless experts on x = config.mesh.expert devices, the worst
 case x · min(k, E/x). A shared MLP comes on top. All this is
 
-times the tokens of a device in one micro-batch, times L; none keeps a copy of the layers' weights in the product's dtype as well. While
-the backward pass is in a layer, what "none" keeps of that one layer exists too. Around the layers: the final norm and the gradient of
-its output. Loss head: one chunk's logits and their gradient in float32, and the gradient of the output weights. Sharded weights
-(zero = 3): one layer's and the head's gathered in the product's dtype, and that layer's gradient before it is scattered.
+times the tokens of a device in one micro-batch, summed over layers; none keeps a copy of the layers' weights in the product's dtype as
+well. While the backward pass is in a layer, what "none" keeps of that one layer exists too. Around the layers: the final norm and the
+gradient of its output. Loss head: one chunk's logits and their gradient in float32, and the gradient of the output weights. Sharded
+weights (zero = 3): one layer's and the head's gathered in the product's dtype, and that layer's gradient before it is scattered.
 
 The compiler's own temporaries and fragmentation come on top; a compiled step's `memory_analysis` is the test.
 """
@@ -185,7 +185,7 @@ def factored_size(shape: tuple[int, ...]) -> int | None:
 
 
 def kept_for_backward(model: ModelConfig, seq_len: int, a: int, tensor: int, remat: str, expert: int = 1) -> float:
-    """Bytes that one layer keeps of one token under a remat policy, `a` bytes an activation; see the module."""
+    """Bytes that one layer, of a model whose layers are alike, keeps of one token under a remat policy, `a` bytes an activation."""
     width, queries = model.d_model, model.num_heads * model.dim_head / tensor
     keys = model.kv_heads * model.dim_head / tensor
     hidden = (model.hidden if model.moe is None else model.moe.shared_d_ff) / tensor
@@ -239,8 +239,10 @@ def activation_bytes(config: RunConfig, where: Layout) -> int:
     """Bytes on a device of what the layers keep for the backward pass of one micro-batch."""
     model, length, a = config.model, config.data.longest, product_bytes(config)
     expert = where.sizes["expert"]
-    kept = model.num_layers * kept_for_backward(model, length, a, where.tensor, model.remat, expert)
-    one_layer = kept_for_backward(model, length, a, where.tensor, "none", expert)
+    kept, one_layer = 0.0, 0.0
+    for alike, count in model.alike.items():
+        kept += count * kept_for_backward(alike, length, a, where.tensor, model.remat, expert)
+        one_layer = max(one_layer, kept_for_backward(alike, length, a, where.tensor, "none", expert))
     around = (8 + 2 * a) * model.d_model
     weights = layer_weights(model, where) * a if model.remat == "none" else 0
     return round(where.tokens(length) * (kept + one_layer + around)) + weights // fsdp_shards(where)
@@ -260,7 +262,7 @@ def gathered_bytes(config: RunConfig, where: Layout) -> int:
     if fsdp_shards(where) == 1:
         return 0
     a, model = product_bytes(config), config.model
-    layer = layer_weights(model, where) // model.num_layers
+    layer = max(layer_weights(alike, where) for alike in model.alike) // model.num_layers
     return layer * (a + FLOAT32_BYTES) + model.d_model * model.vocab_size * a // where.tensor
 
 

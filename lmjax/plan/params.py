@@ -2,7 +2,8 @@
 
 Dims are letters of the alphabet in `lmjax.axes`, with M = 2 products into the MLP's hidden where it is gated, else 1, R the hidden
 width of a shared MLP beside experts, I the width of features before text, and P = G + 2: for each key-value head its query heads,
-its key and its value. The layers' leading L is a stack.
+its key and its value. The layers' leading L is a stack; X is that of the layers with experts, whose hidden width is F, and Y that of
+those with an MLP, whose hidden width is U.
 """
 
 import math
@@ -19,7 +20,8 @@ def dim_sizes(model: ModelConfig) -> dict[str, int]:
         "L": model.num_layers, "D": model.d_model, "F": model.hidden, "V": model.vocab_size, "S": model.max_length,
         "K": model.kv_heads, "G": queries, "P": queries + 2, "H": model.dim_head, "M": 2 if model.gated else 1,
         "E": model.moe.num_experts if model.moe else 0, "R": model.moe.shared_d_ff if model.moe else 0,
-        "I": model.prefix_dim or 0,
+        "I": model.prefix_dim or 0, "X": sum(model.expert_layers), "Y": model.num_layers - sum(model.expert_layers),
+        "U": model.dense_hidden or 0,
     }  # fmt: skip
 
 
@@ -34,7 +36,8 @@ def parameter_dims(model: ModelConfig) -> dict[str, str]:
     for path in (f"layers/{branch}_{norm}" for branch in ("attention", "mlp") for norm in norms):
         dims |= norm_dims(model, path, "L D")
     dims |= attention_dims(model)
-    dims |= mlp_dims(model) if model.moe is None else moe_dims(model)
+    dims |= {} if all(model.expert_layers) else mlp_dims(model)
+    dims |= moe_dims(model) if any(model.expert_layers) else {}
     dims |= norm_dims(model, "final_norm", "D")
     if not model.tie_embeddings:
         dims["head/kernel"] = "D V"
@@ -62,21 +65,21 @@ def attention_dims(model: ModelConfig) -> dict[str, str]:
 
 def mlp_dims(model: ModelConfig) -> dict[str, str]:
     """The fused gate and up product (or up alone), and the down product."""
-    dims = {"layers/mlp/up": "L D M F", "layers/mlp/down": "L F D"}
+    dims = {"layers/mlp/up": "Y D M U", "layers/mlp/down": "Y U D"}
     if model.mlp_bias:
-        dims |= {"layers/mlp/up_bias": "L M F", "layers/mlp/down_bias": "L D"}
+        dims |= {"layers/mlp/up_bias": "Y M U", "layers/mlp/down_bias": "Y D"}
     return dims
 
 
 def moe_dims(model: ModelConfig) -> dict[str, str]:
     """The router, the experts, each like an MLP, and what the config adds: a selection bias, a shared MLP, its gate."""
-    dims = {"layers/moe/router": "L D E", "layers/moe/expert_up": "L E D M F", "layers/moe/expert_down": "L E F D"}
+    dims = {"layers/moe/router": "X D E", "layers/moe/expert_up": "X E D M F", "layers/moe/expert_down": "X E F D"}
     if model.moe.bias_rate:
-        dims["layers/moe/router_bias"] = "L E"
+        dims["layers/moe/router_bias"] = "X E"
     if model.moe.shared_d_ff:
-        dims |= {"layers/moe/shared/up": "L D M R", "layers/moe/shared/down": "L R D"}
+        dims |= {"layers/moe/shared/up": "X D M R", "layers/moe/shared/down": "X R D"}
     if model.moe.shared_gate:
-        dims["layers/moe/shared_gate"] = "L D"
+        dims["layers/moe/shared_gate"] = "X D"
     return dims
 
 
@@ -87,7 +90,8 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 # What a dim of a weight is called in `lmjax.sharding.rules`. A vector (norms, biases over D) is never split.
-LOGICAL = {"L": "layers", "D": "embed", "K": "kv_heads", "F": "mlp", "R": "mlp", "E": "experts", "V": "vocab"}
+STACKS = dict.fromkeys("LXY", "layers")
+LOGICAL = {**STACKS, "D": "embed", "K": "kv_heads", **dict.fromkeys("FRU", "mlp"), "E": "experts", "V": "vocab"}
 VECTOR = "norm"
 
 
@@ -96,8 +100,8 @@ def logical_axes(model: ModelConfig) -> dict[str, tuple[str | None, ...]]:
     axes = {}
     for path, dims in parameter_dims(model).items():
         letters = dims.split()
-        is_vector = len([dim for dim in letters if dim != "L"]) == 1
-        axes[path] = tuple(VECTOR if is_vector and dim != "L" else LOGICAL.get(dim) for dim in letters)
+        is_vector = len([dim for dim in letters if dim not in STACKS]) == 1
+        axes[path] = tuple(VECTOR if is_vector and dim not in STACKS else LOGICAL.get(dim) for dim in letters)
     return axes
 
 

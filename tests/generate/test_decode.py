@@ -24,6 +24,7 @@ VARIANTS = {
     "rope": {},
     "learned, blockwise prefill": {"position": "learned", "attention": "blockwise", "attention_block": 8},
     "experts": {"moe": MoeConfig(num_experts=4, shared_d_ff=32, bias_rate=0.01)},
+    "experts in some layers": {"moe": MoeConfig(num_experts=4, dense_layers=(0, 1), dense_d_ff=24), "num_layers": 4},
     "qk-norm, soft-cap": {"qk_norm": True, "attention_softcap": 3.0},
     "a window": {"sliding_window": 4},
     "a pattern that ends early": {"sliding_window": 3, "num_layers": 5, "layer_pattern": ("local", "local", "global")},

@@ -48,6 +48,13 @@ MODELS = {
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": THETA}),
     "qwen2_moe": ("Qwen2MoeConfig", EXPERTS | {"shared_expert_intermediate_size": 20, "rope_parameters": THETA}),
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS | {"head_dim": 16, "norm_topk_prob": True, "rope_parameters": THETA}),
+    "qwen2_moe, dense between": (
+        "Qwen2MoeConfig",
+        EXPERTS | {"shared_expert_intermediate_size": 20, "rope_parameters": THETA, "decoder_sparse_step": 2},
+    ),
+    "qwen3_moe, dense layers": (
+        "Qwen3MoeConfig", EXPERTS | {"head_dim": 16, "rope_parameters": THETA, "mlp_only_layers": [0, 2], "num_hidden_layers": 4}
+    ),
     "gpt2": ("GPT2Config", {"num_key_value_heads": None, "intermediate_size": None}),
     "gpt2, own width": ("GPT2Config", {"num_key_value_heads": None, "intermediate_size": None, "n_inner": 40}),
 }  # fmt: skip

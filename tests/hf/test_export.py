@@ -11,7 +11,7 @@ from test_load import TOLERANCE, imported, logits
 from lmjax.errors import UserError
 from lmjax.generate.decode import generate
 from lmjax.generate.sample import Sampling
-from lmjax.hf import export, families
+from lmjax.hf import config_read, config_write, export
 from lmjax.model import decoder
 from lmjax.model.config import ModelConfig, MoeConfig, MupConfig, RopeScaling
 from lmjax.model.dense import dtypes
@@ -89,13 +89,14 @@ def test_greedy_tokens_are_those_of_transformers(name, tmp_path):
         ({"qk_norm": True}, "qwen3"),
         ({"moe": MoeConfig(4, 2)}, "mixtral"),
         ({"moe": MoeConfig(4, 2, renormalize=False), "qk_norm": True}, "qwen3_moe"),
+        ({"moe": MoeConfig(4, 2, every=2, dense_layers=(3,), dense_d_ff=72), "qk_norm": True}, "qwen3_moe"),
         ({"block": "post", "qk_norm": True, "qk_norm_heads": True}, "olmo2"),
     ],
 )
 def test_the_family_is_chosen_by_the_fields(fields, kind):
     model = ModelConfig(num_kv_heads=2, **fields)
-    found, config = families.write(model)
-    assert (found, families.read(json.loads(json.dumps(config)))[1].differences(model)) == (kind, [])
+    found, config = config_write.write(model)
+    assert (found, config_read.read(json.loads(json.dumps(config)))[1].differences(model)) == (kind, [])
 
 
 @pytest.mark.parametrize(
@@ -107,11 +108,12 @@ def test_the_family_is_chosen_by_the_fields(fields, kind):
         ({"norm": "layernorm"}, "norm='layernorm'"),
         ({"moe": MoeConfig(4, 2, scores="sigmoid")}, "moe="),
         ({"moe": MoeConfig(4, 2, capacity_factor=1.5)}, "moe="),
+        ({"moe": MoeConfig(4, 2, every=2, shared_d_ff=8)}, "moe="),
     ],
 )
 def test_what_no_family_has_is_named(fields, message):
     with pytest.raises(UserError, match=message):
-        families.write(ModelConfig(**fields))
+        config_write.write(ModelConfig(**fields))
 
 
 def test_factors_of_a_base_model_are_in_the_weights(tmp_path):

@@ -21,11 +21,12 @@ CONFIG = ModelConfig(
 
 
 def test_local_layers_have_a_slot_for_each_token_of_the_window():
-    local, whole = empty_cache(CONFIG, 3, 1000, jnp.dtype("bfloat16"))
-    assert local.keys.shape == local.values.shape == (3, 3, 4, 2, 8) and local.places.shape == (3, 3, 4)
+    (local, whole), (last,) = empty_cache(CONFIG, 3, 1000, jnp.dtype("bfloat16"))
+    assert local.keys.shape == local.values.shape == (2, 3, 4, 2, 8) and local.places.shape == (2, 3, 4)
     assert whole.keys.shape == (2, 3, 1000, 2, 8) and whole.places is None
-    local, _ = empty_cache(CONFIG, 3, 4, jnp.dtype("bfloat16"))  # no row is longer than the window
-    assert local.keys.shape == (3, 3, 4, 2, 8) and local.places is None
+    assert last.keys.shape == (1, 3, 4, 2, 8) and last.places.shape == (1, 3, 4)
+    (local, _), _ = empty_cache(CONFIG, 3, 4, jnp.dtype("bfloat16"))  # no row is longer than the window
+    assert local.keys.shape == (2, 3, 4, 2, 8) and local.places is None
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,6 @@ def test_tokens_may_come_in_any_parts(parts, pattern):
 
 def test_no_slot_is_written_twice_at_once():
     """Which of two writes wins is the hardware's choice."""
-    cache = jax.tree.map(lambda x: x[0], empty_cache(CONFIG, 2, 100, jnp.dtype("float32"))[0])
+    cache = jax.tree.map(lambda x: x[0], empty_cache(CONFIG, 2, 100, jnp.dtype("float32"))[0][0])
     places = jnp.array([[0, 1, 2, 3, 4, 5, 6], [90, 91, NOWHERE, NOWHERE, NOWHERE, NOWHERE, NOWHERE]])
     assert cache.slots(places).tolist() == [[4, 4, 4, 3, 0, 1, 2], [2, 3, 4, 4, 4, 4, 4]]  # 4 is past the end

@@ -26,8 +26,12 @@ def logits(config, params):
 
 @pytest.mark.parametrize(
     "moe",
-    [MoeConfig(num_experts=4), MoeConfig(num_experts=3, top_k=1, scores="sigmoid", shared_d_ff=16, bias_rate=0.1)],
-    ids=["softmax", "sigmoid, shared"],
+    [
+        MoeConfig(num_experts=4),
+        MoeConfig(num_experts=3, top_k=1, scores="sigmoid", shared_d_ff=16, bias_rate=0.1),
+        MoeConfig(num_experts=4, dense_layers=(0,)),
+    ],
+    ids=["softmax", "sigmoid, shared", "in some layers"],
 )
 def test_the_new_decoder_computes_what_the_dense_one_did(moe):
     config, params = dataclasses.replace(DENSE, moe=moe), decoder.init(DENSE, jax.random.key(0))
@@ -36,7 +40,10 @@ def test_the_new_decoder_computes_what_the_dense_one_did(moe):
     np.testing.assert_allclose(logits(config, made), expected, atol=1e-6 * float(jnp.abs(expected).max()))
     fresh = decoder.init(config, jax.random.key(0))
     assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, fresh)
-    np.testing.assert_array_equal(made["layers"]["moe"]["expert_up"][:, 1], params["layers"]["mlp"]["up"])
+    up, chosen = params["layers"]["mlp"]["up"], np.array(config.expert_layers)
+    np.testing.assert_array_equal(made["layers"]["moe"]["expert_up"][:, 1], up[chosen])
+    if not chosen.all():
+        np.testing.assert_array_equal(made["layers"]["mlp"]["up"], up[~chosen])
 
 
 def test_noise_tells_experts_apart_and_a_key_is_a_model():
@@ -53,6 +60,7 @@ def test_noise_tells_experts_apart_and_a_key_is_a_model():
         (DENSE, {"moe": None}, "without config.model.moe into one with it"),
         (DENSE, {"moe": MoeConfig(renormalize=False)}, "moe.renormalize"),
         (DENSE, {"d_ff": 32}, "other parameters than the dense model"),
+        (DENSE, {"moe": MoeConfig(dense_layers=(0,), dense_d_ff=8)}, "moe.dense_d_ff"),
         (dataclasses.replace(DENSE, mlp_bias=True), {}, "other parameters than the dense model"),
     ],
 )

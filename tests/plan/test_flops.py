@@ -122,23 +122,26 @@ def test_a_window_counts_the_keys_that_it_shows(seq_len):
     assert seq_len * flops.attention == pytest.approx(4 * model.num_heads * model.dim_head * pairs)
 
 
-def test_experts_are_two_flops_for_each_active_weight():
+@pytest.mark.parametrize("every", [1, 2])
+def test_experts_are_two_flops_for_each_active_weight(every):
     """Of the layers' products and the gate of the shared MLP; norms, the bias and embeddings multiply nothing."""
     moe = MoeConfig(num_experts=6, top_k=2, shared_d_ff=40, shared_gate=True, bias_rate=0.1)
+    moe = dataclasses.replace(moe, every=every, dense_d_ff=50)
     model = ModelConfig(moe=moe, d_ff=72, tie_embeddings=False)
     counts = params.count_by_group(model)
-    idle = counts["embedding"] + counts["norm"] + model.num_layers * 6
+    idle = counts["embedding"] + counts["norm"] + model.num_layers // every * 6
     flops = flops_per_token(model, 64)
     assert flops.forward - flops.attention == 2 * (params.active(model) - idle)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["none", "dots", "block_outputs", "full"])
-def test_the_compiler_counts_the_same_for_experts(remat):
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_compiler_counts_the_same_for_experts(remat, every):
     """With a capacity of exactly an even share, whose products have sizes that the compiler knows."""
-    length, moe = 64, MoeConfig(num_experts=4, top_k=2, capacity_factor=1.0, shared_d_ff=256)
+    length, moe = 64, MoeConfig(4, 2, capacity_factor=1.0, shared_d_ff=256, every=every, dense_d_ff=768)
     model = ModelConfig(
-        num_layers=3, d_model=512, num_heads=8, num_kv_heads=2, d_ff=512, vocab_size=2048, tie_embeddings=False,
+        num_layers=2 + every % 2, d_model=512, num_heads=8, num_kv_heads=2, d_ff=512, vocab_size=2048, tie_embeddings=False,
         scan="off", attention="reference", remat=remat, moe=moe,
     )  # fmt: skip
     flops = flops_per_token(model, length)

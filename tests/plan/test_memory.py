@@ -153,6 +153,7 @@ def test_what_does_not_divide_is_the_users_mistake(config, devices, message):
         {"moe": MoeConfig(num_experts=4, shared_d_ff=256)},
         {"moe": MoeConfig(num_experts=4, capacity_factor=1.5)},
         {"moe": MoeConfig(num_experts=4), "remat": "full"},
+        {"moe": MoeConfig(num_experts=4, every=2, dense_d_ff=1024)},
         {"remat": "block_outputs"},
         {"remat": "full"},
     ],

@@ -30,6 +30,9 @@ ODD = {
     "post": ModelConfig(block="post", qk_norm=True, qk_norm_heads=True, num_kv_heads=2),
     "sandwich": ModelConfig(block="sandwich", qkv_bias=True, norm="layernorm", norm_bias=True),
     "experts": ModelConfig(moe=MoeConfig(), num_layers=2, d_ff=80),
+    "experts in some layers": ModelConfig(
+        moe=MoeConfig(every=2, dense_layers=(3,), dense_d_ff=40, bias_rate=0.01), num_layers=7, d_ff=80
+    ),
     "shared expert, bias": ModelConfig(
         moe=MoeConfig(num_experts=6, top_k=3, shared_d_ff=72, shared_gate=True, bias_rate=0.01), activation="gelu",
     ),

@@ -337,10 +337,20 @@ def test_the_bias_balances_a_router_that_prefers_an_expert():
     assert load[0] > 3.5 and np.mean(load[-5:]) < 2.0
 
 
-@pytest.mark.parametrize("sizes", [{"expert": 8}, {"fsdp": 2, "expert": 2, "tensor": 2}])
-def test_experts_train_the_same_on_every_mesh(sizes):
+@pytest.mark.parametrize(
+    "sizes, moe",
+    [
+        ({"expert": 8}, {}),
+        ({"fsdp": 2, "expert": 2, "tensor": 2}, {}),
+        ({"fsdp": 2, "expert": 2, "tensor": 2}, {"every": 2}),
+    ],
+)
+def test_experts_train_the_same_on_every_mesh(sizes, moe):
+    """Also where they stand in one layer of two, beside an MLP: the bias is the one of that layer."""
+    experts = changed(EXPERTS, "model", moe=dataclasses.replace(EXPERTS.model.moe, **moe))
+
     def losses(mesh):
-        run = Run(dataclasses.replace(changed(EXPERTS, "train", accumulation=2, batch_size=16), mesh=mesh))
+        run = Run(dataclasses.replace(changed(experts, "train", accumulation=2, batch_size=16), mesh=mesh))
         values = [run(batch(rows=16, seed=seed)) for seed in range(6)]
         return [v["train/loss"] for v in values], run.state.params["layers"]["moe"]["router_bias"]
 
