@@ -126,7 +126,7 @@ def sent_bytes(config: RunConfig, where: memory.Layout) -> dict[str, float]:
     }
     if model.moe is not None:
         rows = memory.expert_rows(model, n["expert"])
-        sent["expert"] = 4 * ring["expert"] * model.num_layers * a * tokens * rows * model.d_model
+        sent["expert"] = 4 * ring["expert"] * sum(model.expert_layers) * a * tokens * rows * model.d_model
     if n["context"] > 1:
         keys = 2 * model.kv_heads * model.dim_head / n["tensor"]
         sent["context"] = 3 * (n["context"] - 1) * model.num_layers * a * tokens * keys

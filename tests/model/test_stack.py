@@ -72,14 +72,14 @@ def test_a_layer_is_drawn_as_if_all_were_like_it(name):
         jax.tree.map(np.testing.assert_array_equal, weights, jax.tree.map(lambda a, n=number: a[n], alike))
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
-@pytest.mark.parametrize("name", ["every other", "here and there"])
+@pytest.mark.parametrize("name, remat", [("every other", "full"), ("here and there", "none")])
 def test_a_scan_changes_neither_values_nor_gradients(name, remat):
-    config = mixed(name, num_layers=7, scan="off")
+    config = mixed(name, scan="off")
     params = decoder.init(config, jax.random.key(0))
     plain = grown(config, params, TOKENS)
     scanned = grown(dataclasses.replace(config, scan="on", remat=remat), params, TOKENS)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4), plain, scanned)
+    close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * (1 + float(jnp.abs(b).max())))  # noqa: E731
+    jax.tree.map(close, scanned, plain)
 
 
 def test_the_program_of_a_pattern_does_not_grow_with_layers():
