@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from lmjax.data.engine import LocalEngine, RayEngine, Task
+from lmjax.data.exact_dedup import ExactDedup
+from lmjax.data.near_dedup import NearDedup
+from lmjax.data.prepare import prepare
 from lmjax.errors import UserError
 
 
@@ -48,20 +52,59 @@ def test_ray_missing_says_what_to_install(monkeypatch):
         RayEngine()
 
 
+# ------------------------------------------------------------------------------------------------------------------- a cluster
+
+
+def make_copies(folder: Path) -> Path:
+    """Two sources in several files: copies, copies with a word changed, and texts that stand alone, far apart."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefgh", k=5)) for _ in range(500)]
+    pages = [" ".join(rng.choices(words, k=60)) for _ in range(60)]
+    for source in ("web", "books"):
+        for part in range(4):
+            texts = rng.choices(pages, k=30)
+            for place in rng.sample(range(30), 12):
+                texts[place] = " ".join([*texts[place].split()[:-1], rng.choice(words)])
+            rows = ({"id": f"{part}-{i}", "text": text, "date": f"20{part}0-01-01"} for i, text in enumerate(texts))
+            path = folder / source / f"{part}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def configs(inputs: Path, copies: Path, **options) -> dict:
+    """What the engines must agree on: stages of a test, and those that remove duplicates, with their index."""
+    import test_prepare
+
+    real = {
+        "exact_dedup": ExactDedup(keep="newest", index=True),
+        "near_dedup": NearDedup(index=True, keep="longest"),
+        "stages": ("exact_dedup", "near_dedup"),
+        "shard_bytes": 5000,
+    }
+    return {
+        "toy": test_prepare.config(inputs, **options),
+        "real": test_prepare.config(copies, **real, **options),
+        "lines": test_prepare.config(copies, **real | {"exact_dedup": ExactDedup(level="line")}, **options),
+    }
+
+
 RAY_SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import ray
 from ray.cluster_utils import Cluster
-import test_prepare as t
+import test_engine
+from lmjax.data.prepare import prepare
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80_000_000})
 for _ in range(2):
     cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
 cluster.wait_for_nodes()
-inputs, out = map(Path, sys.argv[2:4])
-t.prepare.prepare(t.config(inputs, engine="ray", ray_address=cluster.address), out)
+inputs, copies, out = map(Path, sys.argv[2:5])
+for name, config in test_engine.configs(inputs, copies, engine="ray", ray_address=cluster.address).items():
+    prepare(config, out / name)
 ray.init(address=cluster.address, ignore_reinit_error=True, include_dashboard=False)
 print("nodes", len([node for node in ray.nodes() if node["Alive"]]))
 ray.shutdown()
@@ -73,17 +116,22 @@ cluster.shutdown()
 def test_a_ray_cluster_writes_the_same_bytes(tmp_path):
     import test_prepare
 
-    inputs = test_prepare.make_inputs(tmp_path / "in")
-    test_prepare.prepare.prepare(test_prepare.config(inputs), tmp_path / "local")
+    inputs, copies = test_prepare.make_inputs(tmp_path / "in"), make_copies(tmp_path / "copies")
     environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         "RAY_DEDUP_LOGS": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    arguments = [sys.executable, "-c", RAY_SCRIPT, str(Path(__file__).parent), str(inputs), str(tmp_path / "ray")]
+    places = map(str, (Path(__file__).parent, inputs, copies, tmp_path / "ray"))
+    arguments = [sys.executable, "-c", RAY_SCRIPT, *places]
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "nodes 3" in done.stdout
-    assert test_prepare.outputs(tmp_path / "ray") == test_prepare.outputs(tmp_path / "local")
-    receipts = json.loads(next((tmp_path / "ray" / "work").glob("01-*/receipts/web/*.json")).read_text())
+    for name, config in configs(inputs, copies).items():
+        prepare(config, tmp_path / "local" / name)
+        assert test_prepare.outputs(tmp_path / "ray" / name) == test_prepare.outputs(tmp_path / "local" / name), name
+    receipts = json.loads(next((tmp_path / "ray" / "toy" / "work").glob("01-*/receipts/web/*.json")).read_text())
     assert receipts["counts"][0]["read"] > 0
+    _, exact, near = json.loads((tmp_path / "ray" / "real" / "report.json").read_text())["stages"]
+    assert exact["total"]["dropped"]["exact_duplicate"] > 50 and near["total"]["dropped"]["near_duplicate"] > 20
+    assert (tmp_path / "ray" / "real" / "near_dedup" / "index.json").exists()
