@@ -4,6 +4,7 @@ Every stage reads folders and writes a new one. `manifest.json` is written last 
 folder without one is unfinished and is never read by the next stage.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -11,7 +12,7 @@ import os
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -20,6 +21,7 @@ import lmjax
 from lmjax.errors import UserError
 
 MANIFEST = "manifest.json"
+TEMPORARY = ".tmp"  # ends the name of a file that is being written
 UNFINISHED = ".unfinished"  # stands in a folder of ours from before its first file until after its manifest
 
 
@@ -42,17 +44,24 @@ def sha256_file(path: os.PathLike | str) -> str:
     return digest.hexdigest()
 
 
-def write_atomic(path: os.PathLike | str, data: bytes | str) -> None:
-    """Writes a file that is either whole or absent: to a temporary name beside it, then renamed."""
+@contextlib.contextmanager
+def whole(path: os.PathLike | str) -> Iterator[epath.Path]:
+    """A temporary name beside `path`, which takes its place when all went well: the file is whole or absent."""
     path = epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
+    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}"
     try:
-        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+        yield temporary
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_atomic(path: os.PathLike | str, data: bytes | str) -> None:
+    """Writes a file that is either whole or absent."""
+    with whole(path) as temporary:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 def write_json(path: os.PathLike | str, value: Any) -> None:

@@ -23,7 +23,7 @@ from lmjax.config import need
 from lmjax.data.document import Document
 from lmjax.data.engine import Engine, Task
 from lmjax.data.sketches import CLUSTER, DROPPED, Lookup, Part, document_at, load_parts
-from lmjax.data.sortmerge import Packed, Run, RunWriter, merged, whole, write_packed
+from lmjax.data.sortmerge import Packed, Run, RunWriter, merged, open_whole, write_packed
 from lmjax.data.stage import NO_DOCUMENTS, Drop, GlobalStage, Shard, Tally, Verdict
 from lmjax.data.written import SUFFIX, read_written
 from lmjax.errors import UserError
@@ -252,7 +252,7 @@ def settle(stage: Dedup, folder: Path, number: int, key: str | None, outcomes: S
     bounds = (part.start, part.start + part.count)
     if key is not None:
         runs = [Run(folder / f"{name}.places", DROPPED) for name in outcomes]
-        with whole(folder / "decisions" / f"{key}.jsonl") as file:
+        with open_whole(folder / "decisions" / f"{key}.jsonl") as file:
             for block in merged(runs, *bounds):
                 for place, survivor, similarity in block.tolist():
                     decision = {"survivor": lookup.id(survivor), "similarity": round(similarity, 4)}

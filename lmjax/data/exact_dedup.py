@@ -33,7 +33,7 @@ from lmjax.data.sketches import (
     write_outcome,
     write_records,
 )
-from lmjax.data.sortmerge import Run, RunWriter, merged, ranges, whole, write_packed
+from lmjax.data.sortmerge import Run, RunWriter, merged, open_whole, ranges, write_packed
 from lmjax.data.stage import Drop, Shard, Tally, Verdict
 
 RECORD = np.dtype(
@@ -272,7 +272,7 @@ def repeats(blocks: Iterable[np.ndarray], least: int) -> Iterator[tuple[np.void 
 def settle_pieces(folder: Path, number: int, key: str, outcomes: Sequence[str]) -> None:
     """Writes which pieces of each document of a shard go."""
     part = load_parts(folder)[number]
-    with whole(folder / "decisions" / f"{key}.jsonl") as file:
+    with open_whole(folder / "decisions" / f"{key}.jsonl") as file:
         runs = [Run(folder / name, PIECE) for name in outcomes]
         for place, pieces in pieces_of(merged(runs, part.start, part.start + part.count)):
             line = json.dumps([place - part.start, {"pieces": pieces}], separators=(",", ":"))

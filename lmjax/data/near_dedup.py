@@ -21,7 +21,7 @@ from lmjax.data.dedup import Dedup, days
 from lmjax.data.document import Document, to_bytes
 from lmjax.data.engine import Engine, Task
 from lmjax.data.sketches import DROPPED, Lookup, Outcomes, Part, load_parts, own, runs_of, write_outcome, write_records
-from lmjax.data.sortmerge import Run, RunWriter, merged, ranges, whole, write_packed
+from lmjax.data.sortmerge import Run, RunWriter, merged, open_whole, ranges, write_packed
 
 RECORD = np.dtype([("hash", "u8"), ("key", "f8"), ("place", "u8"), ("day", "f4")])
 EDGE = np.dtype([("key", "f8"), ("member", "u8"), ("leader", "u8"), ("similarity", "f4"), ("partial", "u1")])
@@ -287,7 +287,7 @@ def resolve(folder: Path, number: int, edges: Sequence[str]) -> dict[str, Any]:
     """Decides in order of priority: who resembles a document that stays goes; who waits for another is left to the next round."""
     parts, undecided = load_parts(folder), 0
     dropped = Outcomes(folder, f"round{number:02d}/dropped", write_outcome)
-    with whole(state_path(folder, number)) as file:
+    with open_whole(state_path(folder, number)) as file:
         begin_states(file, parts, None if number == 0 else state_path(folder, number - 1))
         file.flush()
         state = np.memmap(file.name, np.uint8, "r+") if file.tell() else np.empty(0, np.uint8)

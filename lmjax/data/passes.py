@@ -12,10 +12,8 @@ import collections
 import contextlib
 import dataclasses
 import json
-import os
 import re
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,25 +28,9 @@ from lmjax.data.engine import Engine, Task, receipt
 from lmjax.data.stage import SAMPLES, Counts, Event, GlobalStage, MapStage, Sample, Shard, Stage, add_sample, run, timed
 from lmjax.data.units import Unit
 from lmjax.data.written import SUFFIX, ZSTD_LEVEL, DocumentWriter, read_written
-from lmjax.files import read_json, sha256_file, write_json
-
-TEMPORARY = ".tmp"  # ends the name of a file that is being written
-
+from lmjax.files import read_json, sha256_file, whole, write_json
 
 # -------------------------------------------------------------------------------------------------------------------- files
-
-
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`, which takes its place when all went well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 class LineWriter:

@@ -51,6 +51,7 @@ from lmjax.data.url import Url
 from lmjax.errors import RunError, UserError
 from lmjax.files import (
     MANIFEST,
+    TEMPORARY,
     UNFINISHED,
     Manifest,
     claim,
@@ -311,7 +312,7 @@ def run_passes(
 
 def remove_temporary(work: Path) -> None:
     """What a kill left half written."""
-    for path in work.rglob(f".*{passes.TEMPORARY}"):
+    for path in work.rglob(f".*{TEMPORARY}"):
         path.unlink()
 
 

@@ -11,7 +11,7 @@ from lmjax.data import passes
 from lmjax.data.engine import Engine, Task
 from lmjax.data.stage import Shard
 from lmjax.data.written import SUFFIX
-from lmjax.files import sha256_file, sha256_json
+from lmjax.files import sha256_file, sha256_json, whole
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def deal(shards: Sequence[Shard], field: str | None, work: Path, engine: Engine)
 
 def join(parts: Sequence[Path], path: Path) -> str:
     """Files one after another (zstd frames may follow one another) as one; its sha256."""
-    with passes.whole(path) as temporary, open(temporary, "wb") as file:
+    with whole(path) as temporary, open(temporary, "wb") as file:
         for part in parts:
             with open(part, "rb") as source:
                 shutil.copyfileobj(source, file, 1 << 20)

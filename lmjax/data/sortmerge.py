@@ -9,12 +9,13 @@ import bisect
 import contextlib
 import dataclasses
 import os
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from lmjax.files import whole
 
 RANGE_RECORDS = 1 << 21  # that a task merges; it holds but a block of them
 RUN_RECORDS = 1 << 18  # that a sketch holds before it writes them
@@ -23,17 +24,10 @@ LEAST_BLOCK = 16  # records of a run that are read at a time, however many runs 
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Any]:
+def open_whole(path: Path) -> Iterator[Any]:
     """A binary file to write that is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
-    try:
-        with temporary.open("wb") as file:
-            yield file
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with whole(path) as temporary, temporary.open("wb") as file:
+        yield file
 
 
 def in_order(records: np.ndarray) -> np.ndarray:
@@ -43,7 +37,7 @@ def in_order(records: np.ndarray) -> np.ndarray:
 
 def write_run(path: Path, records: np.ndarray) -> int:
     """Sorts records and writes them; returns how many."""
-    with whole(path) as file:
+    with open_whole(path) as file:
         in_order(records).tofile(file)
     return len(records)
 
@@ -185,7 +179,7 @@ class PackedWriter:
 @contextlib.contextmanager
 def write_packed(path: Path) -> Iterator[PackedWriter]:
     """A `Packed` file to fill: `path` and, beside it, `path.offsets`."""
-    with whole(path.with_name(f"{path.name}.offsets")) as offsets, whole(path) as file:
+    with open_whole(path.with_name(f"{path.name}.offsets")) as offsets, open_whole(path) as file:
         writer = PackedWriter(file, offsets)
         yield writer
         writer.close()

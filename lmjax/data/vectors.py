@@ -1,8 +1,6 @@
 """Vectors of documents on disk: Arrow files of rows, and arrays; written whole or not at all, read a slice at a time."""
 
 import io
-import os
-import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float16
 
-from lmjax.files import write_atomic
+from lmjax.files import whole, write_atomic
 
 
 def vector_schema(width: int) -> Any:
@@ -32,13 +30,11 @@ def write_table(path: Path, tables: Iterable[Any], schema: Any) -> int:
     """Writes an Arrow file whole or not at all; returns its rows."""
     import pyarrow as pa
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, rows = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp", 0
-    with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+    rows = 0
+    with whole(path) as temporary, pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for table in tables:
             writer.write_table(table.combine_chunks())
             rows += len(table)
-    os.replace(temporary, path)
     return rows
 
 

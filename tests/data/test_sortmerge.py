@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmjax.data import sortmerge
-from lmjax.data.sortmerge import Packed, Run, merged, ranges, whole, write_packed, write_run
+from lmjax.data.sortmerge import Packed, Run, merged, open_whole, ranges, write_packed, write_run
 
 RECORD = np.dtype([("hash", "u8"), ("key", "f8"), ("place", "u8")])
 
@@ -64,7 +64,7 @@ def test_packed_items_come_back(tmp_path):
 
 
 def test_a_file_is_whole_or_absent(tmp_path):
-    with pytest.raises(RuntimeError), whole(tmp_path / "x") as file:
+    with pytest.raises(RuntimeError), open_whole(tmp_path / "x") as file:
         file.write(b"half")
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
