@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from lmjax import config as configs
 from lmjax.data import loader
 from lmjax.eval import perplexity
-from lmjax.model import attention
+from lmjax.model import attention, fp8
 from lmjax.model.dense import Dtypes, dtypes
 from lmjax.optim.build import build_optimizer
 from lmjax.optim.schedule import Schedule, build_schedule
@@ -63,6 +63,7 @@ def build_parts(config: RunConfig, devices: list | None = None) -> Parts:
     devices = jax.devices() if devices is None else devices
     memory.layout(config, len(devices))  # dims that do not divide over the mesh
     attention.check_platform(config.model, devices[0].platform)
+    fp8.check_platform(config.train.precision, devices[0])
     mesh = meshes.make_mesh(config.mesh, devices)
     types = dtypes(config.train.precision, devices[0].platform)
     optimizer = build_optimizer(config.optim, 1.0 / config.model.width_ratio)

@@ -110,7 +110,7 @@ class Decoder(nnx.Module):
         x = dropout(x, config.dropout, keys[0])
 
         def layer(kind, weights, x, key, cache):
-            return stack.block(config, kind, weights)(x, positions, mask, types, key, cache, kind.attention)
+            return stack.block(config, kind, weights)(x, positions, mask, types.in_layers(), key, cache, kind.attention)
 
         layer_keys = None if key is None else jax.random.split(keys[1], config.num_layers)
         x, cache, routed = stack.run(config, layers, layer, x, layer_keys, cache, unroll)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from lmjax.axes import CONTEXT, TENSOR
+from lmjax.model import fp8
 from lmjax.sharding import context, mesh
 
 
@@ -19,15 +20,22 @@ class Dtypes(NamedTuple):
 
     matmul: jnp.dtype  # operands of dense products
     activation: jnp.dtype  # everything between them
+    layers: jnp.dtype | None = None  # operands of the layers' products, where they are of another dtype
+
+    def in_layers(self) -> "Dtypes":
+        """Dtypes for what is inside a layer."""
+        return self if self.layers is None else self._replace(matmul=self.layers)
 
 
 def dtypes(precision: str, platform: str) -> Dtypes:
     """Dtypes for a `config.train.precision` on a platform ("cpu", "gpu", "tpu").
 
     A CPU gains from half precision in the products alone; elsewhere activations are half precision too, for memory.
+    Eight bits are for the layers' products; the rest is bfloat16.
     """
-    matmul = jnp.dtype(precision)
-    return Dtypes(matmul, jnp.dtype("float32") if platform == "cpu" else matmul)
+    eight = precision in ("fp8", "fp8_emulated")
+    matmul = jnp.dtype("bfloat16" if eight else precision)
+    return Dtypes(matmul, jnp.dtype("float32") if platform == "cpu" else matmul, fp8.FORWARD if eight else None)
 
 
 def dense(
@@ -36,14 +44,15 @@ def dense(
     """x · w over the last `in_dims` dims of x and the first of w; operands in `types.matmul`, the result in `types.activation`."""
     batch, length = x.shape[:2]
     out = w.shape[in_dims:]
-    flat = x.astype(types.matmul).reshape(batch * length, -1)
-    w = w.astype(types.matmul).reshape(flat.shape[1], *out)
-    if mesh.size(TENSOR) > 1:
-        # Merging gate and up with an F that is split would gather the whole weight: the dims that come out stay apart.
-        product = jnp.tensordot(flat, w, axes=1, preferred_element_type=types.activation)
+    flat = x.reshape(batch * length, -1)
+    # Merging gate and up with an F that is split would gather the whole weight: the dims that come out stay apart.
+    # Elsewhere they are one: on a CPU this is faster.
+    w = w.reshape(flat.shape[1], *(out if mesh.size(TENSOR) > 1 else (-1,)))
+    if types.matmul == fp8.FORWARD:
+        product = fp8.product(flat, w, types.activation)
     else:
-        # On a CPU this is faster than the same product with more dims.
-        product = jnp.matmul(flat, w.reshape(flat.shape[1], -1), preferred_element_type=types.activation)
+        flat, w = flat.astype(types.matmul), w.astype(types.matmul)
+        product = jnp.tensordot(flat, w, axes=1, preferred_element_type=types.activation)
     return product.reshape(batch, length, *out)
 
 

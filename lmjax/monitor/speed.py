@@ -45,7 +45,7 @@ def peak_flops(devices: Sequence[Any], precision: hardware.Precision, stated: fl
     if row is not None:
         each = row.peak_flops(precision)
         return Peak(each * count, f"table: {count} × {kind}, {precision} {each:.4g} FLOP/s")
-    each = measure_matmul_flops(precision)
+    each = measure_matmul_flops("bfloat16" if precision.startswith("fp8") else precision)
     if devices[0].platform == "cpu":  # the devices of a process share its cores
         count = len({device.process_index for device in devices})
     return Peak(each * count, f"measured: {count} × {kind}, {precision} product at {each:.3g} FLOP/s")

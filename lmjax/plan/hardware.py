@@ -12,7 +12,7 @@ from lmjax.config import did_you_mean
 from lmjax.errors import UserError
 
 GiB = 2**30
-Precision = Literal["float32", "bfloat16", "float16"]
+Precision = Literal["float32", "bfloat16", "float16", "fp8", "fp8_emulated"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Accelerator:
     def peak_flops(self, precision: Precision) -> float:
         """FLOP/s that products at this precision could reach.
 
-        At JAX's default precision a TPU multiplies float32 operands in one bfloat16 pass, and a GPU in TF32.
+        At JAX's default precision a TPU multiplies float32 operands in one bfloat16 pass, and a GPU in TF32. Eight bits count
+        against bfloat16's peak, so that MFU tells what they gain.
         """
         return self.float32_flops if precision == "float32" else self.bfloat16_flops
 

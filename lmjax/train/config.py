@@ -18,8 +18,9 @@ class TrainConfig:
     stop_at: int | None = free(None)  # end this process after that step, with a checkpoint; the run goes on from it
     batch_size: int = 8  # rows of a global batch
     accumulation: int = 1  # micro-batches whose summed gradients make one step; divides batch_size
-    precision: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    # of the matrix products; parameters, softmax and losses stay float32. float16 scales the loss dynamically
+    precision: Literal["float32", "bfloat16", "float16", "fp8", "fp8_emulated"] = "bfloat16"
+    # of the matrix products; parameters, softmax and losses stay float32. float16 scales the loss dynamically; fp8: the layers'
+    # products in e4m3 and e5m2, all else bfloat16, on chips that have them; emulated: the same numbers anywhere, slower
     z_loss: float = 0.0  # weight of log² Z, keeps the logits' normalizer near 1 (PaLM: 1e-4)
     loss_chunk: int = free(1024)  # tokens of one device whose logits exist at one time
 
@@ -87,6 +88,10 @@ class RunConfig:
 
     def __post_init__(self):
         model, data = self.model, self.data
+        need(
+            model.moe is None or not self.train.precision.startswith("fp8"),
+            f"config.train.precision={self.train.precision!r}: the products of config.model.moe have no form in eight bits",
+        )
         need(
             model.position != "learned" or data.seq_len <= model.max_length,
             f"config.data.seq_len={data.seq_len} exceeds config.model.max_length={model.max_length} of learned positions",
