@@ -63,6 +63,21 @@ def test_a_token_does_not_see_its_neighbours_by_rounding():
     np.testing.assert_array_equal(whole[1](g)[0][rows], changed[1](g)[0][rows])
 
 
+@pytest.mark.parametrize("places", [((None, None), (None, None, "tensor")), ((None, "tensor"), ("tensor", None))])
+def test_split_weights_give_the_same(places):
+    """As a tensor axis splits the products into and out of a branch; scales are those of whole rows and weights."""
+    x, w, g = operands((2, 8) if len(places[1]) == 3 else (8,))
+    mesh = jax.make_mesh((8,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,))
+    both = [jax.NamedSharding(mesh, jax.P(*place)) for place in places]
+
+    def run(x, w):
+        y, back = jax.vjp(lambda x, w: fp8.product(x, w, FLOAT32), x, w)
+        return y, *back(g)
+
+    for one, split in zip(jax.jit(run)(x, w), jax.jit(run)(*jax.device_put((x, w), tuple(both))), strict=True):
+        np.testing.assert_allclose(split, one, rtol=1e-5, atol=1e-5)
+
+
 def test_zeros_stay_zeros_and_what_is_not_finite_is_seen():
     values, scale = fp8.quantize(jnp.array([[0.0, 0.0], [1.0, -3.0], [1.0, jnp.inf]]), fp8.FORWARD, (1,))
     assert values.dtype == fp8.FORWARD and values[0].tolist() == [0, 0] and values[1, 1] == -448
