@@ -193,20 +193,43 @@ def trace(args: argparse.Namespace) -> None:
 
 
 def plan(args: argparse.Namespace) -> None:
-    """Parameters, FLOPs, memory, time and cost of a config, without running it."""
+    """Parameters, FLOPs, memory, time and cost of a config, without running it; for a slice, as the compiler has them."""
     import dataclasses
 
-    from lmjax.plan import report
+    from lmjax.plan import hardware, report
     from lmjax.train.config import RunConfig
 
     config = configs.load(RunConfig, args.config, args.overrides)
     stated = {field.name: getattr(args, field.name) for field in dataclasses.fields(report.Assumptions)}
     assumed = report.Assumptions(**{name: value for name, value in stated.items() if value is not None})
-    estimate = report.plan(config, args.devices, args.hardware, assumed)
-    if args.json:
-        print(json.dumps(report.to_dict(estimate)))
-    else:
-        report.show(estimate)
+    devices, name, compiled = args.devices, args.hardware, None
+    if args.topology is not None:
+        configs.need(
+            devices is None and name is None, "--topology states the devices: leave out --devices and --hardware"
+        )
+        name = hardware.by_topology(args.topology).name
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the compiler needs no device, and may take none from others
+        from lmjax.plan.compile import compile_step
+
+        with working(f"compiling for {args.topology}"):
+            compiled = compile_step(config, args.topology)
+        devices = compiled.num_devices
+    estimate = report.plan(config, devices, name, assumed)
+    show_plan(estimate, compiled, args.json)
+
+
+def show_plan(estimate, compiled, as_json: bool) -> None:
+    """Prints a plan, and what the compiler says of it."""
+    from lmjax.plan import compiled as compiling
+    from lmjax.plan import report
+
+    if as_json:
+        more = {} if compiled is None else {"compiled": compiling.to_dict(compiled)}
+        print(json.dumps(report.to_dict(estimate) | more))
+        return
+    report.show(estimate)
+    if compiled is not None:
+        compiling.show(compiled, estimate.memory.total, estimate.device_flops)
 
 
 def scaling(args: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ LEVELS = [
     ("lmjax.data.written", 1.5),
     ("lmjax.tokenizers", 1.6), ("lmjax.sharding", 1.6), ("lmjax.plan.hardware", 1.6),
     ("lmjax.plan.ladder", 3.5),  # reads what the monitor wrote
+    ("lmjax.plan.compile", 5.9),  # the very step of a run, for hardware that is not here
     ("lmjax.data", 2), ("lmjax.model", 2), ("lmjax.optim", 2),
     ("lmjax.generate", 3), ("lmjax.checkpoint", 3), ("lmjax.monitor", 3), ("lmjax.plan", 3),
     ("lmjax.train", 4), ("lmjax.hf", 4),
@@ -29,7 +30,7 @@ NO_JAX = ("lmjax.config", "lmjax.errors", "lmjax.axes", "lmjax.files", "lmjax.ba
           "lmjax.plan", "lmjax.output", "lmjax.verbs", "lmjax.cli")  # fmt: skip
 JAX = ("jax", "jaxlib", "flax", "optax", "orbax")
 # the parts of `plan` that ask the compiler
-MAY_JAX: tuple[str, ...] = ()
+MAY_JAX: tuple[str, ...] = ("lmjax.plan.compile",)
 
 
 def level(module: str) -> float:

@@ -33,6 +33,7 @@ class Flops:
     mlp: float
     head: float
     recomputed: float  # forward FLOPs that the backward pass repeats, see `recomputed`
+    kernel: float = 0.0  # what an attention kernel computes beyond its equation, see `kernel_flops`
 
     @property
     def forward(self) -> float:
@@ -46,12 +47,12 @@ class Flops:
 
     @property
     def hardware(self) -> float:
-        """Model FLOPs of training and what rematerialization repeats."""
-        return self.training + self.recomputed
+        """Model FLOPs of training, what rematerialization repeats, and what attention's kernel adds."""
+        return self.training + self.recomputed + self.kernel
 
 
-def flops_per_token(model: ModelConfig, seq_len: int) -> Flops:
-    """FLOPs of one token in rows of `seq_len` tokens, averaged over the row."""
+def flops_per_token(model: ModelConfig, seq_len: int, platform: str | None = None) -> Flops:
+    """FLOPs of one token in rows of `seq_len` tokens, averaged over the row; with a platform ("tpu"), those of its kernels."""
     width = model.num_heads * model.dim_head
     fused = (model.num_heads + 2 * model.kv_heads) * model.dim_head
     keys = sum(keys_seen(seq_len, model.window(kind)) for kind in model.kinds)
@@ -62,7 +63,10 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> Flops:
         "mlp": sum(count * sum(mlp_flops(alike)) for alike, count in model.alike.items()) / model.num_layers,
     }
     parts = {name: float(model.num_layers * count) for name, count in layer.items()}
-    return Flops(**parts, head=2.0 * model.d_model * model.vocab_size, recomputed=recomputed(model, parts))
+    kernel = kernel_flops(model, seq_len) if platform == "tpu" and has_splash(model, seq_len) else 0.0
+    return Flops(
+        **parts, head=2.0 * model.d_model * model.vocab_size, recomputed=recomputed(model, parts), kernel=kernel
+    )
 
 
 def mlp_flops(model: ModelConfig) -> tuple[int, int]:
@@ -88,7 +92,7 @@ def recomputed(model: ModelConfig, parts: dict[str, float]) -> float:
 
     none: nothing. dots: attention's scores and values; the outputs of products with weights are kept. block_outputs: all that leads
     to the last product of each branch (out, down). full: every layer but its last product, down, whose output nothing needs again.
-    A blockwise attention computes its scores again under every policy; that is its kernel's business and not counted here.
+    An attention by blocks computes its scores again under every policy; that is its kernel's business, see `kernel_flops`.
     Experts are recomputed whole under all policies: their outputs give the gates' gradients, and their products are no plain ones.
     """
     last = experts = 0  # products that are last in their layer, and those of experts
@@ -102,3 +106,41 @@ def recomputed(model: ModelConfig, parts: dict[str, float]) -> float:
         "block_outputs": parts["qkv"] + parts["attention"] + up,
         "full": parts["qkv"] + parts["attention"] + parts["out"] + up,
     }[model.remat]
+
+
+# ----------------------------------------------------------------------------------------------------------------- kernels
+
+SPLASH_BLOCKS = (512, 256, 128)  # `lmjax.model.splash` takes the largest that divides the row
+SPLASH_PRODUCTS = (
+    2 + 4 + 3
+)  # forward: scores, values; keys' and values' gradients: scores, their gradient, two more; queries': 2 + 1
+
+
+def has_splash(model: ModelConfig, seq_len: int) -> bool:
+    """Whether a TPU attends by its kernel, as `lmjax.model.attention.chosen` decides."""
+    wanted = model.attention == "splash" or (model.attention == "auto" and seq_len > model.attention_block)
+    return wanted and seq_len % SPLASH_BLOCKS[-1] == 0
+
+
+def kernel_flops(model: ModelConfig, seq_len: int) -> float:
+    """FLOPs of a token in all layers that a TPU's kernel computes beyond the equation and what remat repeats of it.
+
+    It visits whole blocks, of which the mask hides a part, and each of its two backward kernels computes the scores and their gradient.
+    """
+    product = 2 * model.num_layers * model.num_heads * model.dim_head
+    again = 2 if model.remat != "none" else 0
+    computed = (SPLASH_PRODUCTS + again) * product * visited_pairs(model, seq_len) / seq_len
+    counted = (
+        (2 * (1 + BACKWARD) + again) * product * sum(keys_seen(seq_len, model.window(kind)) for kind in model.kinds)
+    )
+    return computed - counted / model.num_layers
+
+
+def visited_pairs(model: ModelConfig, seq_len: int) -> float:
+    """Pairs of a query and a key in the blocks that the kernel visits in a row, on average over the layers."""
+    block = next((size for size in SPLASH_BLOCKS if seq_len % size == 0), SPLASH_BLOCKS[-1])
+    count = 0
+    for kind in model.kinds:
+        reach = model.window(kind) or seq_len
+        count += sum(i - max(0, (i * block - (reach - 1)) // block) + 1 for i in range(seq_len // block))
+    return count * block**2 / model.num_layers

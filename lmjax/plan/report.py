@@ -92,6 +92,11 @@ class Plan:
         return cost.TOKENS_PER_PARAMETER * self.params_active
 
     @property
+    def device_flops(self) -> float:
+        """Hardware FLOPs of a device in a step of the longest rows."""
+        return self.flops_per_token.hardware * self.tokens_per_step / self.num_devices
+
+    @property
     def hbm_share(self) -> float | None:
         """The device's bytes over its HBM."""
         return None if self.costs is None else self.memory.total / self.costs.accelerator.hbm_bytes
@@ -132,7 +137,7 @@ def plan(
         params=params.total(config.model),
         params_active=params.active(config.model),
         params_non_embedding=params.non_embedding(config.model),
-        flops_per_token=flops_per_token(config.model, config.data.longest),
+        flops_per_token=flops_per_token(config.model, config.data.longest, accelerator and accelerator.platform),
         tokens_per_step=tokens_per_step,
         tokens=tokens_per_step * config.train.steps,
         training_flops=training_flops,

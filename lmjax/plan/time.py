@@ -90,7 +90,7 @@ def roofline(config: RunConfig, num_devices: int, accelerator: Accelerator) -> R
     micros = config.train.accumulation
     tokens = where.tokens(config.data.longest)  # of a device and a micro-batch
     shared = where.sizes["tensor"] * where.sizes.get("stage", 1)  # devices that share a token's products
-    flops = flops_per_token(config.model, config.data.longest).hardware * tokens * micros / shared
+    flops = flops_per_token(config.model, config.data.longest, accelerator.platform).hardware * tokens * micros / shared
     sent = sent_bytes(config, where)
     rate = accelerator.interconnect_bytes_per_s
     hidden = sum(sent[name] for name in ("fsdp", "data")) / rate
