@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    """The published shape; experts over 8 devices with a capacity, all other weights sharded over the rest."""
+    """The published shape; experts over 4 devices with a capacity, all other weights sharded over the rest."""
     return ConfigDict(
         {
             "model": {
@@ -34,7 +34,7 @@ def get_config() -> ConfigDict:
                 "attention_block": 512,
             },
             "data": {"seq_len": 4096},
-            "mesh": {"data": 1, "fsdp": -1, "expert": 8},
+            "mesh": {"data": 1, "fsdp": -1, "expert": 4},
             "optim": {
                 "name": "adamw",
                 "learning_rate": 3e-4,

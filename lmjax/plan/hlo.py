@@ -28,7 +28,8 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _COLLECTIVE = re.compile(rf"%?([\w.\-]+) = (.*?) ({'|'.join(KINDS)})(-start)?\(")
 _CALLED = re.compile(r"(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_WHILE = re.compile(r"condition=%?([\w.\-]+), body=%?([\w.\-]+)")
+WHILE = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
+_WORK = re.compile(r" (fusion|convolution|dot|custom-call|while|call|sort|reduce|scatter|gather)\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}")
@@ -88,7 +89,8 @@ def collectives(text: str) -> list[Collective]:
     found: dict[tuple, Collective] = {}
 
     def visit(name: str, loop: str, times: int | None) -> None:
-        for line in computations.get(name, ()):
+        lines = computations.get(name, [])
+        for place, line in enumerate(lines):
             if "-done(" in line or "async-update(" in line:
                 continue
             match = _COLLECTIVE.search(line)
@@ -97,16 +99,17 @@ def collectives(text: str) -> list[Collective]:
                     r'chain_id="(\d+)"', line
                 )  # of parts; a channel is no name: jax gives them all the same
                 key = (loop, chain.group(1)) if chain else (name, match.group(1))
-                one = parse(line, match, times, name)
+                beside = "async" in name or (bool(match.group(4)) and works_before_done(lines, place, match.group(1)))
+                one = parse(line, match, times, beside)
                 first = found.get(key, one)  # later parts of the same: it runs beside what is between them
                 found[key] = dataclasses.replace(first, asynchronous=first.asynchronous or one.asynchronous)
                 continue
-            inner = _WHILE.search(line)
-            if inner and " while(" in line:
-                count = trip_count(line, computations.get(inner.group(1), ()))
+            inner = WHILE.search(line)
+            if inner:
+                count = trip_count(line, *(computations.get(part, []) for part in inner.groups()))
                 visit(inner.group(2), inner.group(2), None if None in (count, times) else count * times)
-            for called in _called(line):
-                visit(called, loop, times)
+            for inside in called(line):
+                visit(inside, loop, times)
 
     visit(entry, entry, 1)
     return list(found.values())
@@ -126,32 +129,63 @@ def split(text: str) -> tuple[dict[str, list[str]], str]:
     return computations, entry
 
 
-def _called(line: str) -> Iterator[str]:
+def called(line: str) -> Iterator[str]:
+    """The computations that a line calls, but for those of a loop."""
     yield from _CALLED.findall(line)
     for names in _BRANCHES.findall(line):
         yield from (name.strip().lstrip("%") for name in names.split(","))
 
 
-def trip_count(loop: str, condition: list[str]) -> int | None:
-    """How often a loop runs: as the compiler notes it, or from a condition `counter < constant`; none: not told."""
+def works_before_done(lines: list[str], place: int, name: str) -> bool:
+    """Whether anything is computed between a start and its done: else it is waited for."""
+    for line in lines[place + 1 :]:
+        if "-done(" in line and re.search(rf"%{re.escape(name)}\b", line):
+            return False
+        if _WORK.search(line):
+            return True
+    return False
+
+
+def trip_count(loop: str, condition: list[str], body: list[str]) -> int | None:
+    """How often a loop runs; none: not told.
+
+    As the compiler notes it, or from a condition `counter < constant` and what the body adds: an unrolled loop counts by twos.
+    """
     known = re.search(r'known_trip_count[^\d]*"?n"?[^\d]*(\d+)', loop)
     if known:
         return int(known.group(1))
-    constants = dict(re.findall(r"%?([\w.\-]+) = [su]32\[\][^ ]* constant\((\d+)\)", "\n".join(condition)))
     root = next((line for line in condition if "ROOT" in line and "direction=LT" in line), "")
-    bounds = [
-        constants[name] for name in re.findall(r"%([\w.\-]+)", root.partition("compare(")[2]) if name in constants
-    ]
-    return int(bounds[0]) if len(bounds) == 1 else None
+    compared = re.findall(r"%([\w.\-]+)", root.partition("compare(")[2])
+    bounds = [value for name, value in constants(condition).items() if name in compared]
+    elements = re.findall(r"%([\w.\-]+) = .*get-tuple-element\(.*index=(\d+)", "\n".join(condition))
+    places = [int(place) for name, place in elements if name in compared]
+    if len(bounds) != 1:
+        return None
+    return -(-bounds[0] // (increment(body, places[0]) if len(places) == 1 else 1))
 
 
-def parse(line: str, match: re.Match, times: int | None, computation: str) -> Collective:
-    """A collective from its line."""
+def increment(body: list[str], place: int) -> int:
+    """What a loop's body adds to the counter at that place of its tuple; 1 where it does not tell."""
+    root = next((line for line in body if "ROOT" in line), "")
+    operands = re.findall(r"%([\w.\-]+)", root.partition(" tuple(")[2])
+    made = [line for line in body if place < len(operands) and re.match(rf"\s*%{re.escape(operands[place])} = ", line)]
+    added = re.findall(r"%([\w.\-]+)", made[0].partition(" add(")[2]) if made else []
+    steps = [value for name, value in constants(body).items() if name in added]
+    return steps[0] if len(steps) == 1 else 1
+
+
+def constants(lines: list[str]) -> dict[str, int]:
+    """Integer constants by their names."""
+    found = re.findall(r"%([\w.\-]+) = [su]32\[\][^ ]* constant\((\d+)\)", "\n".join(lines))
+    return {name: int(value) for name, value in found}
+
+
+def parse(line: str, match: re.Match, times: int | None, beside: bool) -> Collective:
+    """A collective from its line; `beside`: other work runs meanwhile."""
     name, result, kind, start = match.groups()
     if times is None:
         raise ValueError(f"{name} runs in a loop whose trip count is not told: {line.strip()[:200]}")
     op = re.search(r'op_name="([^"]*)"', line)
-    beside = bool(start) or "async" in computation
     arrays = outputs(kind, result, bool(start))
     return Collective(kind, arrays, groups_of(line), times, beside, op.group(1) if op else "")
 

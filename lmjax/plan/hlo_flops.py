@@ -18,10 +18,6 @@ _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _PART = re.compile(r"(\w+)=([\dx_\-]+)")
 _KERNEL = re.compile(r'%?([\w.\-]+) = .* custom-call\(.*custom_call_target="tpu_custom_call"')
 
-_WHILE = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
-_CALLED = re.compile(r"(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-
 Shape = tuple[int, ...]
 
 
@@ -39,55 +35,17 @@ def runs(text: str) -> dict[str, int]:
         for line in computations.get(name, ()):
             if "-done(" in line or "-update(" in line:
                 continue  # the same computation was named at the start
-            loop = _WHILE.search(line)
+            loop = hlo.WHILE.search(line)
             if loop:
-                visit(loop.group(2), times * trips(line, computations[loop.group(1)], computations[loop.group(2)]))
-            for called in _CALLED.findall(line):
+                count = hlo.trip_count(line, *(computations[part] for part in loop.groups()))
+                if count is None:
+                    raise ValueError(f"a loop whose trip count is not told: {line.strip()[:200]}")
+                visit(loop.group(2), times * count)
+            for called in hlo.called(line):
                 visit(called, times)
-            for branches in _BRANCHES.findall(line):
-                for branch in branches.split(","):
-                    visit(branch.strip().lstrip("%"), times)
 
     visit(entry, 1)
     return {name: times for name, times in found.items() if name in computations}
-
-
-def trips(line: str, condition: list[str], body: list[str]) -> int:
-    """How often a loop runs: as the compiler notes it, or from `counter < bound` and what the body adds to the counter."""
-    known = re.search(r'known_trip_count[^\d]*"?n"?[^\d]*(\d+)', line)
-    if known:
-        return int(known.group(1))
-    root = next((one for one in condition if "ROOT" in one and "direction=LT" in one), "")
-    compared = re.findall(r"%([\w.\-]+)", root.partition("compare(")[2])[:2]
-    bounds = [value for name, value in constants(condition).items() if name in compared]
-    places = [
-        re.search(rf"%{re.escape(name)} = .*get-tuple-element\(.*index=(\d+)", one)
-        for name in compared
-        for one in condition
-    ]
-    places = [int(found.group(1)) for found in places if found]
-    if len(bounds) != 1 or len(places) != 1:
-        raise ValueError(f"a loop whose trip count is not told: {line.strip()[:200]}")
-    return -(-bounds[0] // increment(body, places[0]))
-
-
-def increment(body: list[str], place: int) -> int:
-    """What a loop's body adds to the counter at that place of its tuple: an unrolled loop counts by twos."""
-    root = next((one for one in body if "ROOT" in one), "")
-    operands = re.findall(r"%([\w.\-]+)", root.partition(" tuple(")[2])
-    if place < len(operands):
-        made = next((one for one in body if re.match(rf"\s*%{re.escape(operands[place])} = ", one)), "")
-        added = re.findall(r"%([\w.\-]+)", made.partition(" add(")[2])
-        steps = [value for name, value in constants(body).items() if name in added]
-        if len(steps) == 1:
-            return steps[0]
-    return 1
-
-
-def constants(lines: list[str]) -> dict[str, int]:
-    """Integer constants by their names."""
-    found = (re.search(r"%([\w.\-]+) = [su]32\[\][^ ]* constant\((\d+)\)", line) for line in lines)
-    return {match.group(1): int(match.group(2)) for match in found if match}
 
 
 def flops(text: str) -> float:
