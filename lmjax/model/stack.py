@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from lmjax.model import module
 from lmjax.model.block import BRANCH, Block
@@ -75,7 +75,7 @@ def run(
     layers: Params,
     layer: Layer,
     x: Float[Array, "B T D"],
-    keys: PRNGKeyArray | None,
+    keys: Key[Array, " L"] | None,
     cache: Cache | None,
     unroll: bool,
 ) -> tuple[Float[Array, "B T D"], Cache | None, RouterStats | None]:
