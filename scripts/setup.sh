@@ -32,4 +32,5 @@ if [ "$(cat "$VENV/.lmjax-installed" 2>/dev/null || true)" != "$stamp" ]; then
   fi
   echo "$stamp" >"$VENV/.lmjax-installed"
 fi
-export PATH="$(cd "$VENV" && pwd)/bin:$PATH"
+PATH="$(cd "$VENV" && pwd)/bin:$PATH"
+export PATH
