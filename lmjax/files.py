@@ -44,10 +44,21 @@ def sha256_file(path: os.PathLike | str) -> str:
     return digest.hexdigest()
 
 
+def is_remote(path: os.PathLike | str) -> bool:
+    """Whether a path lies in a bucket."""
+    return "://" in os.fspath(path)
+
+
 @contextlib.contextmanager
 def whole(path: os.PathLike | str) -> Iterator[epath.Path]:
-    """A temporary name beside `path`, which takes its place when all went well: the file is whole or absent."""
+    """A temporary name beside `path`, which takes its place when all went well: the file is whole or absent.
+
+    In a bucket it is `path` itself: an object appears when its upload ends.
+    """
     path = epath.Path(path)
+    if is_remote(path):
+        yield path
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}"
     try:

@@ -86,13 +86,19 @@ def build_reader(
     return loader.build_train_reader(config.data, config.train.batch_size, config.seed, rows, steps, packing_dir)
 
 
-def build_evaluate(parts: Parts, split: str | None = None, max_rows: int | str | None = "config"):
+def build_evaluate(
+    parts: Parts,
+    split: str | None = None,
+    max_rows: int | str | None = "config",
+    moves: Callable[[], None] = lambda: None,
+):
     """`evaluate(state) → metrics` on a held-out split.
 
     Args:
       parts: of the run.
       split: none: `config.data.eval_split`.
       max_rows: of each source; none: all; "config": `config.eval.rows`.
+      moves: called with each batch.
     """
     config = parts.config
     rows_of_batch = config.eval.batch_size or config.train.batch_size
@@ -108,7 +114,9 @@ def build_evaluate(parts: Parts, split: str | None = None, max_rows: int | str |
     def on_mesh(source):
         batches = loader.EvalBatches(source, config.data.seq_len, rows_of_batch, limit, local)
         placed = multihost.on_devices(enumerate(batches), parts.batch_sharding, lambda _: rows_of_batch)
-        return (batch for _, batch in placed)
+        for _, batch in placed:
+            moves()
+            yield batch
 
     def evaluate(state: TrainState | Weights) -> dict[str, float]:
         return perplexity.evaluate(step, state.params, {name: (s, on_mesh(s)) for name, s in sources.items()})

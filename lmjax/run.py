@@ -1,22 +1,26 @@
 """Trains a run: the one place that wires all parts into the loop."""
 
+import contextlib
 import dataclasses
 import functools
 import os
+from typing import Any
 
 import jax
 from etils import epath
 
+from lmjax import bucket, files
 from lmjax import config as configs
-from lmjax import files
 from lmjax.checkpoint import restore, save
 from lmjax.checkpoint.layout import steps as checkpoint_steps
 from lmjax.data import loader
 from lmjax.data.mixture import budget, budget_lines
+from lmjax.lock import locked
 from lmjax.model import attention
 from lmjax.model.decoder import Params
 from lmjax.model.upcycle import upcycle
 from lmjax.monitor.speed import Speed, peak_flops
+from lmjax.monitor.watchdog import Watchdog
 from lmjax.monitor.write import Writer
 from lmjax.parts import Parts, build_evaluate, build_parts, build_reader
 from lmjax.plan import params
@@ -30,6 +34,7 @@ from lmjax.train.state import TrainState, init_state, state_shardings
 from lmjax.workdir import (
     absolute_paths,
     announce,
+    check_folder,
     check_init_from,
     check_tokenizer,
     claim_workdir,
@@ -53,6 +58,8 @@ def train(config: RunConfig, workdir: os.PathLike | str, distributed: bool = Fal
     Returns:
       Optimizer steps done.
     """
+    for path in (workdir, config.tokenizer, config.init_from or ""):
+        bucket.check(path)
     multihost.initialize(distributed)
     workdir = epath.Path(workdir)
     use_compile_cache(workdir)
@@ -67,8 +74,18 @@ def train(config: RunConfig, workdir: os.PathLike | str, distributed: bool = Fal
         "data": reader.identity(),
         "code": files.code_version(),
     }
-    notes = claim_workdir(workdir, record, tokenizer)
-    notes += describe_data(config, reader)
+    check_folder(workdir)
+    with locked(workdir) if multihost.is_primary() else contextlib.nullcontext():
+        notes = claim_workdir(workdir, record, tokenizer)
+        return run_loop(parts, reader, workdir, record, notes)
+
+
+def run_loop(
+    parts: Parts, reader: loader.StepReader, workdir: epath.Path, record: dict[str, Any], notes: list[str]
+) -> int:
+    """The run in its workdir, which is ours: the state, the files, the loop; the steps done."""
+    config = parts.config
+    notes = notes + describe_data(config, reader)
     with meshes.use(parts.mesh), multihost.StopRequest() as request:
         state, start, more = initial_state(parts, workdir)
         stop = min(config.train.stop_at or config.train.steps, config.train.steps)
@@ -83,10 +100,13 @@ def train(config: RunConfig, workdir: os.PathLike | str, distributed: bool = Fal
             primary=multihost.is_primary(),
         )
         with writer, save.Saver(workdir, config.checkpoint, record) as saver:
-            loop = build_loop(parts, reader, saver, writer, request, start, stop)
+            peers = multihost.Peers() if jax.process_count() > 1 else None
+            watchdog = Watchdog(config.monitor.hang_after_s, peers, lambda: saver.last_good)
+            loop = build_loop(parts, reader, saver, writer, watchdog, request, start, stop)
             for note in [*notes, *more, *describe(parts, loop.speed)]:
                 writer.say(note)
-            _, done = loop.run(state, start, stop)
+            with watchdog:
+                _, done = loop.run(state, start, stop)
     return done
 
 
@@ -95,6 +115,7 @@ def build_loop(
     reader: loader.StepReader,
     saver: save.Saver,
     writer: Writer,
+    watchdog: Watchdog,
     request: multihost.StopRequest,
     start: int,
     stop: int,
@@ -110,9 +131,10 @@ def build_loop(
     return Loop(
         step=steps.build_step(config, parts.loss, parts.optimizer, parts.schedule, parts.mesh, parts.shardings),
         batches=multihost.on_devices(host_batches, parts.batch_sharding, reader.batch_rows),
-        evaluate=build_evaluate(parts),
+        evaluate=build_evaluate(parts, moves=watchdog.still),
         saver=saver,
         writer=writer,
+        watchdog=watchdog,
         speed=Speed(training_flops(data.seq_len), peak),
         should_stop=request.reached,
         tokens_per_step=config.train.batch_size * data.seq_len,

@@ -4,6 +4,7 @@ run.json                the resolved config, and fingerprints of tokenizer and d
 tokenizer/              a copy of the tokenizer, so that the folder generates by itself
 checkpoints/<step>/     see lmjax/checkpoint/save.py
 packing/                rows of best-fit packing, see lmjax/data/bestfit.py
+lock                    held while the run goes on, see lmjax/lock.py
 metrics.jsonl, tensorboard/
 """
 
@@ -14,9 +15,10 @@ from typing import Any
 import jax
 from etils import epath
 
+from lmjax import bucket, files
 from lmjax import config as configs
-from lmjax import files
 from lmjax.errors import UserError
+from lmjax.lock import LOCK
 from lmjax.sharding import multihost
 from lmjax.tokenizers import build as tokenizers
 from lmjax.tokenizers.base import Tokenizer
@@ -30,7 +32,7 @@ PACKING = "packing"
 
 def use_compile_cache(workdir: epath.Path) -> None:
     """Compiled programs are kept with a local run, so that a resume starts sooner; JAX_COMPILATION_CACHE_DIR wins."""
-    if "://" not in os.fspath(workdir) and not jax.config.jax_compilation_cache_dir:
+    if not files.is_remote(workdir) and not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", os.path.abspath(workdir / COMPILE_CACHE))
 
 
@@ -72,14 +74,22 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     """The config with local paths made absolute, so that a workdir can be used from anywhere."""
 
     def absolute(path: str) -> str:
-        return path if "://" in path else os.path.abspath(path)
+        return path if files.is_remote(path) else os.path.abspath(path)
 
-    shards, rows = config.data.shards, config.data.packing_dir
-    data = dataclasses.replace(
-        config.data, shards=tuple(map(absolute, shards)), packing_dir=None if rows is None else absolute(rows)
-    )
+    folders = {name: getattr(config.data, name) for name in ("packing_dir", "cache_dir")}
+    given = {name: absolute(folder) for name, folder in folders.items() if folder is not None}
+    data = dataclasses.replace(config.data, shards=tuple(map(absolute, config.data.shards)), **given)
     start = None if config.init_from is None else absolute(config.init_from)
     return dataclasses.replace(config, data=data, tokenizer=absolute(config.tokenizer), init_from=start)
+
+
+def check_folder(workdir: epath.Path) -> None:
+    """A folder that holds something else than a run is left alone: a `UserError`."""
+    early = (COMPILE_CACHE, PACKING, TOKENIZER, LOCK)  # another process of the run may be ahead
+    if (workdir / RUN).exists() or not workdir.exists():
+        return
+    if any(path.name not in early for path in workdir.iterdir()):
+        raise UserError(f"{workdir} is not empty and is not the workdir of a run; choose another --workdir")
 
 
 def claim_workdir(workdir: epath.Path, record: dict[str, Any], tokenizer: Tokenizer) -> list[str]:
@@ -90,9 +100,6 @@ def claim_workdir(workdir: epath.Path, record: dict[str, Any], tokenizer: Tokeni
     """
     path = workdir / RUN
     if not path.exists():
-        early = (COMPILE_CACHE, PACKING)  # another process of the run may be ahead
-        if workdir.exists() and any(p.name not in early for p in workdir.iterdir()):
-            raise UserError(f"{workdir} is not empty and is not the workdir of a run; choose another --workdir")
         if multihost.is_primary():
             tokenizer.save(workdir / TOKENIZER)
             files.write_json(path, record)
@@ -112,6 +119,7 @@ def claim_workdir(workdir: epath.Path, record: dict[str, Any], tokenizer: Tokeni
 
 def open_run(workdir: os.PathLike | str, overrides: list[str] | None = None) -> tuple[RunConfig, Tokenizer]:
     """The config of a run, with overrides of free fields, and its tokenizer."""
+    bucket.check(workdir)
     path = epath.Path(workdir) / RUN
     if not path.exists():
         raise UserError(f"{workdir} holds no {RUN}: it is not the workdir of a run")

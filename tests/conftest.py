@@ -13,6 +13,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 
+os.environ.setdefault(
+    "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
+)  # it asks a service that the buckets' emulator lacks
+
 install_import_hook("lmjax", "beartype.beartype")
 
 WORDS = ("the", "model", "reads", "a", "row", "of", "tokens", "and", "learns", "to", "say", "what", "comes", "next")

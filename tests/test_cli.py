@@ -220,21 +220,22 @@ def test_sigterm_exits_0(line, config, tmp_path):
 # --------------------------------------------------------------------------------------------------------------- processes
 
 
-def cluster(words, count, devices=4):
+def cluster(words, count, devices=4, code=""):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     environment = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": str(count)}
-    return [start(words, devices=devices, JAX_PROCESS_ID=str(index), **environment) for index in range(count)]
+    return [start(words, code, devices, JAX_PROCESS_ID=str(index), **environment) for index in range(count)]
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_and_one_goes_on(line, config, tmp_path, straight):
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_train_as_one_and_one_goes_on(line, config, tmp_path, straight, count):
     words = train_words(line, config, tmp_path / "run", "--config.mesh.fsdp=4", "--config.mesh.data=2")
     for stop in (15, 25):
-        processes = cluster([*words, f"--config.train.stop_at={stop}"], 2)
+        processes = cluster([*words, f"--config.train.stop_at={stop}"], count, devices=8 // count)
         ends = [(process.communicate(timeout=120), process.returncode) for process in processes]
-        assert [code for _, code in ends] == [0, 0], ends
+        assert [code for _, code in ends] == [0] * count, ends
     alone = start(words, devices=8)
     out, err = alone.communicate(timeout=300)
     assert alone.returncode == 0, out + err

@@ -28,7 +28,7 @@ PAGES = {"README.md": README, "CONTRIBUTING.md": CONTRIBUTING}
 
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PATH = re.compile(
-    r"(?<![\w/.-])(?:(?:lmjax|configs|scripts|tests|notebooks|constraints|\.ci)/[\w./-]*|\w+\.(?:md|toml))(?<![.-])"
+    r"(?<![\w/.-])(?:(?:lmjax|configs|scripts|tests|notebooks|constraints|tpu|\.ci)/[\w./-]*|\w+\.(?:md|toml))(?<![.-])"
 )
 # verb → its config; of the others: RunConfig
 CONFIGS = {"prepare": PrepareConfig, "split": SplitConfig, "tokenizer": TokenizerConfig, "tokenize": ShardsConfig}

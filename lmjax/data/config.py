@@ -81,6 +81,11 @@ class DataConfig:
     packing: Literal["concat", "best_fit"] = "concat"
     # concat: documents one after another, cut where a row ends, no padding. best_fit: none is cut that fits in a row
     packing_dir: str | None = free(None)  # holds the rows that best_fit prepares; none: `packing/` in the workdir
+    cache_dir: str | None = free(
+        None
+    )  # local folder to which shards of a bucket (gs://) are fetched, ahead of the step
+    cache_bytes: int = free(50_000_000_000)  # of cache_dir, at most: half the boot disk of a TPU VM. Rows come from all
+    # shards, so what does not fit is fetched again and again
     weights: dict[str, float] = dataclasses.field(default_factory=dict)
     # source → share of the rows; empty: by temperature
     temperature: float | None = None  # where nothing has weights: share ∝ tokens^(1/temperature); none: 1, as they are;
@@ -100,6 +105,7 @@ class DataConfig:
         need(min(self.seq_lens) >= 2, f"config.data.seq_len={min(self.seq_lens)} must be at least 2")
         need(self.num_workers >= 0, f"config.data.num_workers={self.num_workers} must not be negative")
         need(self.prefetch >= 0, f"config.data.prefetch={self.prefetch} must not be negative")
+        need(self.cache_bytes > 0, f"config.data.cache_bytes={self.cache_bytes} must be positive")
         self.check_stages()
         for weights in (self.weights, *(stage.weights for stage in self.stages)):
             need(all(w >= 0 for w in weights.values()), f"config.data: weights must not be negative: {weights}")

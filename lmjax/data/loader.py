@@ -9,6 +9,7 @@ best-fit rows of another length are other rows, so each source begins its next e
 """
 
 import bisect
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
+from lmjax import bucket
 from lmjax.batch import Batch
 from lmjax.data import bestfit
+from lmjax.data.cache import ReadAhead, RemoteFile, ShardCache
 from lmjax.data.config import DataConfig
 from lmjax.data.mixture import Mixture, build_mixture
 from lmjax.data.pack import (
@@ -161,13 +164,43 @@ class StepReader:
 
     def prepare(self, full: bool = True) -> list[str]:
         """Makes or verifies the indexes of best-fit rows, once before the first step; returns what to tell."""
-        notes = []
+        notes = self.describe_remote()
         for length in dict.fromkeys(stage.seq_len for stage in self.stages) if self.packing_dir is not None else ():
             for number, source in enumerate(self.sources):
                 if any(weights[number] for weights in self.mixture.weights):
                     made = bestfit.prepare_index(source, self.index(number, length), full)
                     notes.append(bestfit.describe(source.name, length, made))
         return notes
+
+    def describe_remote(self) -> list[str]:
+        """What there is to fetch from buckets, and whether it fits."""
+        files = self.remote_files()
+        if not files:
+            return []
+        cache, total = self.shard_cache(), sum(file.file_bytes for file in files)
+        note = f"shards of {total:,} bytes in a bucket, fetched to {cache.folder} (at most {cache.max_bytes:,} bytes)"
+        more = (
+            "; they do not all fit and are fetched again and again: raise config.data.cache_bytes, or mount the bucket"
+        )
+        return [note + (more if total > cache.max_bytes else "")]
+
+    def remote_files(self) -> list[RemoteFile]:
+        """All shards of sources in buckets."""
+        remotes = [(source, source.remote) for source in self.sources if source.remote is not None]
+        return [remote.files[name] for source, remote in remotes for name in source.shards]
+
+    def shard_cache(self) -> ShardCache:
+        """Where the shards in buckets are fetched to."""
+        return next(source.remote.cache for source in self.sources if source.remote is not None)
+
+    def needed(self, step: int) -> list[RemoteFile]:
+        """The shards in buckets that a step reads."""
+        found = []
+        for part in self.parts(step):
+            if part.source.remote is not None:
+                shards = np.unique(part.source.shard_of(part.pieces(targets=True).document)).tolist()
+                found += [part.source.remote.files[part.source.shards[shard]] for shard in shards]
+        return found
 
     def identity(self) -> dict[str, Any]:
         """All that decides the batches, as JSON; not the host's rows, nor where the shards lie."""
@@ -216,9 +249,23 @@ def batches(
         ahead = ahead.mp_prefetch(workers)
     iterator = iter(ahead)
     try:
-        yield from zip(range(start, stop), iterator, strict=True)
+        with fetching_ahead(reader, start, stop) as at:
+            for step, batch in zip(range(start, stop), iterator, strict=True):
+                at(step)
+                yield step, batch
     finally:
         iterator.close()
+
+
+@contextlib.contextmanager
+def fetching_ahead(reader: Callable[[int], Batch], start: int, stop: int) -> Iterator[Callable[[int], None]]:
+    """Fetches what coming steps read from buckets, if anything; yields what is to be told of each step that begins."""
+    files = reader.remote_files() if isinstance(reader, StepReader) else []
+    if not files:
+        yield lambda step: None
+        return
+    with ReadAhead(reader.shard_cache(), reader.needed, len(files)).over(start, stop) as ahead:
+        yield ahead.at
 
 
 def parse_flags() -> None:
@@ -312,5 +359,7 @@ def verified_sources(config: DataConfig, split: str) -> tuple[Source, ...]:
     if not config.shards:
         raise UserError("config.data.shards names no folder made by `lmjax tokenize`")
     for folder in config.shards:
+        bucket.check(folder)
         verify_shards(folder, [split], full=config.verify == "full")
-    return open_sources(config.shards, split)
+    cache = None if config.cache_dir is None else ShardCache(os.path.abspath(config.cache_dir), config.cache_bytes)
+    return open_sources(config.shards, split, cache)

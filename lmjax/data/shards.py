@@ -31,7 +31,7 @@ from lmjax.data.document import Document, to_bytes
 from lmjax.data.shuffle import collect, deal
 from lmjax.data.written import SUFFIX, read_written
 from lmjax.errors import UserError
-from lmjax.files import Manifest, read_manifest, run_stage, sha256_file
+from lmjax.files import Manifest, is_remote, read_manifest, run_stage, sha256_file
 from lmjax.tokenizers.base import Tokenizer
 from lmjax.tokenizers.build import load
 
@@ -97,10 +97,10 @@ def write_shards(
 
 
 def local(folder: os.PathLike | str) -> pathlib.Path:
-    """The folder, or a `UserError` where it is a remote one: ArrayRecord and memory maps need a file system."""
-    if "://" in os.fspath(folder):
+    """The folder, or a `UserError` where it is in a bucket: ArrayRecord and memory maps need a file system."""
+    if is_remote(folder):
         raise UserError(
-            f"{os.fspath(folder)}: shards are read from a file system; mount the bucket or copy it to a disk"
+            f"{os.fspath(folder)}: shards are written to a disk; then copy them with `gcloud storage cp -r`"
         )
     return pathlib.Path(folder)
 
@@ -301,36 +301,52 @@ def verify_shards(folder: os.PathLike | str, splits: Sequence[str] | None = None
       folder: made by `lmjax tokenize`.
       splits: the ones to check; none: all.
       full: read and hash every byte (about 1 GB/s); otherwise sizes and record counts only, which finds files that are
-        missing, cut short or replaced, and not a flipped bit (the reader finds those when it comes to the record).
+        missing, cut short or replaced, and not a flipped bit (the reader finds those when it comes to the record). Of
+        shards in a bucket only the sizes: they are hashed when they are fetched.
 
     Raises:
       UserError: names the first file that differs and how.
     """
-    folder = local(folder)
+    folder = epath.Path(folder)
     manifest = read_manifest(folder, "tokenize")
     known = manifest.content["splits"]
     for split in known if splits is None else splits:
         if split not in known:
             raise UserError(f"{folder} has no split {split!r}{did_you_mean(split, known)}")
         for source, entry in known[split].items():
+            listed = list_sizes(folder / split / source) if is_remote(folder) else None
             for file in entry["shards"] + entry["files"]:
-                verify_file(folder / split / source / file["name"], file, full)
+                verify_file(folder / split / source / file["name"], file, full, listed)
     return manifest
 
 
-def verify_file(path: pathlib.Path, expected: dict[str, Any], full: bool) -> None:
-    """One file against its line in the manifest."""
-    if not path.exists():
+def list_sizes(folder: epath.Path) -> dict[str, int]:
+    """Name → bytes of the objects of a folder in a bucket, by one listing."""
+    import fsspec
+
+    system, path = fsspec.core.url_to_fs(os.fspath(folder))
+    try:
+        return {os.path.basename(entry["name"]): entry["size"] for entry in system.ls(path, detail=True)}
+    except FileNotFoundError:
+        return {}
+
+
+def verify_file(
+    path: os.PathLike | str, expected: dict[str, Any], full: bool, listed: dict[str, int] | None = None
+) -> None:
+    """One file against its line in the manifest; `listed`: the sizes of those of a bucket, none for a local one."""
+    path = epath.Path(path)
+    if path.name not in listed if listed is not None else not path.exists():
         raise UserError(f"{path} is missing: copy the shards again or redo `lmjax tokenize`")
-    size = path.stat().st_size
+    size = path.stat().length if listed is None else listed[path.name]
     if size < expected["file_bytes"]:
         raise UserError(f"{path} is truncated: {size} of {expected['file_bytes']} bytes; copy it again")
-    if size > expected["file_bytes"] or (full and sha256_file(path) != expected["sha256"]):
+    if size > expected["file_bytes"] or (full and listed is None and sha256_file(path) != expected["sha256"]):
         raise UserError(f"{path}: content differs from the manifest; copy it again or redo `lmjax tokenize`")
-    if "records" in expected and (records := count_records(path)) != expected["records"]:
+    if listed is None and "records" in expected and (records := count_records(path)) != expected["records"]:
         raise UserError(f"{path} holds {records} records, the manifest says {expected['records']}; copy it again")
 
 
-def count_records(path: pathlib.Path) -> int:
+def count_records(path: os.PathLike | str) -> int:
     """Records of an ArrayRecord file; 0 where its index is damaged, as the library itself reports."""
-    return ArrayRecordReader(str(path)).num_records()
+    return ArrayRecordReader(os.fspath(path)).num_records()

@@ -8,20 +8,35 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
+from etils import epath
 from jaxtyping import Integer
 
 from lmjax.config import did_you_mean
-from lmjax.data.shards import DOCUMENTS, OFFSETS, local
+from lmjax.data.cache import RemoteFile, ShardCache
+from lmjax.data.shards import DOCUMENTS, OFFSETS
 from lmjax.errors import UserError
-from lmjax.files import read_manifest, sha256_json
+from lmjax.files import is_remote, read_manifest, sha256_json
 
 # An open shard holds its index: 12 bytes a document. The number of open ones is bounded, a corpus is not.
 MAX_OPEN_SHARDS = 256
+ATTEMPTS = 3  # to open a shard that makes room for another one between its fetch and its opening
+
+
+@dataclasses.dataclass(frozen=True)
+class Remote:
+    """Fetches the files of a source that is in a bucket."""
+
+    cache: ShardCache
+    files: dict[str, RemoteFile]  # by name
+
+    def fetch(self, name: str) -> str:
+        """The local copy of a file."""
+        return self.cache.fetch(self.files[name])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +58,7 @@ class Source:
     eos_id: int | None
     fingerprint: str  # of the content: equal fingerprints hold equal tokens in equal order
     manifest: str  # fingerprint of the shard folder
+    remote: Remote | None = None  # where the folder is in a bucket
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -50,21 +66,29 @@ class Source:
     @functools.cached_property
     def offsets(self) -> np.ndarray:
         """uint64, N + 1 cumulative token counts, memory-mapped: document i is [offsets[i], offsets[i + 1])."""
-        return np.load(os.path.join(self.folder, OFFSETS), mmap_mode="r")
+        return np.load(self.path(OFFSETS), mmap_mode="r")
 
     @functools.cached_property
     def first_document(self) -> np.ndarray:
         """The number of the first document of each shard."""
         return np.cumsum((0, *self.records[:-1]))
 
+    def path(self, name: str) -> str:
+        """The file of that name on a disk; fetched there first where it is in a bucket."""
+        return os.path.join(self.folder, name) if self.remote is None else self.remote.fetch(name)
+
+    def shard_of(self, documents: Integer[np.ndarray, " N"]) -> Integer[np.ndarray, " N"]:
+        """The number of the shard that holds each document."""
+        return np.searchsorted(self.first_document, documents, side="right") - 1
+
     def read(self, indices: Integer[np.ndarray, " N"]) -> list[np.ndarray]:
         """The ids of documents, by one batched read for each shard that holds some."""
-        shard_of = np.searchsorted(self.first_document, indices, side="right") - 1
+        shard_of = self.shard_of(indices)
         documents: list[np.ndarray] = [np.empty(0, self.dtype)] * len(indices)
         for shard in np.unique(shard_of).tolist():
             (where,) = np.nonzero(shard_of == shard)
-            path = os.path.join(self.folder, self.shards[shard])
-            records = read_records(path, self.fingerprint, (indices[where] - self.first_document[shard]).tolist())
+            wanted = (indices[where] - self.first_document[shard]).tolist()
+            records = read_records(self.path, self.shards[shard], self.fingerprint, wanted)
             for i, record in zip(where.tolist(), records, strict=True):
                 documents[i] = np.frombuffer(record, self.dtype)
         self.check_lengths(indices, documents)
@@ -75,12 +99,13 @@ class Source:
         lengths = np.fromiter(map(len, documents), np.uint64, len(documents))
         (wrong,) = np.nonzero(self.offsets[indices + 1] - self.offsets[indices] != lengths)
         if wrong.size:
-            path = os.path.join(self.folder, OFFSETS)
-            raise UserError(f"{path} does not fit the shards at document {indices[wrong[0]]}: copy the folder again")
+            raise UserError(
+                f"{os.path.join(self.folder, OFFSETS)} does not fit the shards at document {indices[wrong[0]]}: copy the folder again"
+            )
 
     def document(self, index: int) -> dict[str, Any]:
         """{id, source, meta} of a document."""
-        (record,) = read_records(os.path.join(self.folder, DOCUMENTS), self.fingerprint, [int(index)])
+        (record,) = read_records(self.path, DOCUMENTS, self.fingerprint, [int(index)])
         return json.loads(record)
 
 
@@ -94,12 +119,22 @@ def open_reader(path: str, fingerprint: str) -> ArrayRecordReader:
     return reader
 
 
-def read_records(path: str, fingerprint: str, indices: list[int]) -> list[bytes]:
-    """Records of an ArrayRecord file by number; a damaged or missing file is a `UserError` that names it."""
-    try:
-        return open_reader(path, fingerprint).read(indices)
-    except (RuntimeError, IndexError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); copy it again or redo `lmjax tokenize`") from error
+def read_records(place: Callable[[str], str], name: str, fingerprint: str, indices: list[int]) -> list[bytes]:
+    """Records of an ArrayRecord file by number, `place` giving its path; a damaged or missing one is a `UserError`."""
+    for attempt in range(ATTEMPTS):
+        path = place(name)
+        try:
+            return open_reader(path, fingerprint).read(indices)
+        except (RuntimeError, IndexError, ValueError) as error:
+            if attempt + 1 < ATTEMPTS and not os.path.exists(path):
+                continue  # the cache needed the room before it was open
+            raise wrong(path, error) from error
+    raise AssertionError("unreachable")
+
+
+def wrong(path: str, error: Exception) -> UserError:
+    """What to say of a file that cannot be read."""
+    return UserError(f"{path} cannot be read ({error}); copy it again or redo `lmjax tokenize`")
 
 
 def open_source(folder: os.PathLike | str, split: str, name: str) -> Source:
@@ -111,15 +146,17 @@ def open_source(folder: os.PathLike | str, split: str, name: str) -> Source:
     raise UserError(f"{folder} has no source {name!r} in split {split!r}{did_you_mean(name, known)}")
 
 
-def open_sources(folders: Sequence[os.PathLike | str], split: str) -> tuple[Source, ...]:
-    """All sources of a split over several shard folders, sorted by name.
+def open_sources(
+    folders: Sequence[os.PathLike | str], split: str, cache: ShardCache | None = None
+) -> tuple[Source, ...]:
+    """All sources of a split over several shard folders, sorted by name; `cache` takes the files of those in a bucket.
 
     Raises:
       UserError: a name stands in two folders, or the folders were not made with one tokenizer.
     """
     found: dict[str, Source] = {}
     for folder in folders:
-        for source in folder_sources(folder, split):
+        for source in folder_sources(folder, split, cache):
             if source.name in found:
                 raise UserError(f"source {source.name!r} is in {found[source.name].folder} and in {source.folder}")
             for other in list(found.values())[:1]:
@@ -128,9 +165,11 @@ def open_sources(folders: Sequence[os.PathLike | str], split: str) -> tuple[Sour
     return tuple(found[name] for name in sorted(found))
 
 
-def folder_sources(folder: os.PathLike | str, split: str) -> list[Source]:
+def folder_sources(folder: os.PathLike | str, split: str, cache: ShardCache | None) -> list[Source]:
     """All sources of a split of one folder."""
-    root = local(folder)
+    root = epath.Path(folder)
+    if is_remote(folder) and cache is None:
+        raise UserError(f"{folder} is in a bucket: set config.data.cache_dir to a folder on a local disk")
     manifest = read_manifest(root, "tokenize")
     content = manifest.content
     if split not in content["splits"]:
@@ -148,10 +187,22 @@ def folder_sources(folder: os.PathLike | str, split: str) -> list[Source]:
             records=tuple(shard["records"] for shard in entry["shards"]),
             fingerprint=sha256_json([encoding, entry]),
             manifest=manifest.fingerprint(),
+            remote=Remote(cache, remote_files(root / split / name, entry)) if is_remote(folder) else None,
             **encoding,
         )
         for name, entry in content["splits"][split].items()
     ]
+
+
+def remote_files(folder: epath.Path, entry: dict[str, Any]) -> dict[str, RemoteFile]:
+    """The files of a source in a bucket, from its part of the manifest."""
+    kept = {file["name"] for file in entry["files"]}
+    return {
+        file["name"]: RemoteFile(
+            f"{os.fspath(folder)}/{file['name']}", file["file_bytes"], file["sha256"], file["name"] in kept
+        )
+        for file in entry["shards"] + entry["files"]
+    }
 
 
 def check_same_ids(a: Source, b: Source) -> None:

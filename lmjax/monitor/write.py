@@ -54,14 +54,14 @@ class Writer:
         if not primary:
             return
         folder = epath.Path(workdir)
-        if tensorboard and is_remote(folder):
+        if tensorboard and files.is_remote(folder):
             raise UserError(
                 f"TensorBoard events need a local workdir, not {folder}: set config.monitor.tensorboard=false"
             )
         self.progress = Progress(total_steps) if progress is None else progress
         for note in recover(folder, resume_step):
             self.progress.say(note)
-        self.rows = RemoteRows(folder / METRICS) if is_remote(folder) else LocalRows(folder / METRICS)
+        self.rows = RemoteRows(folder / METRICS) if files.is_remote(folder) else LocalRows(folder / METRICS)
         if tensorboard:
             self.events = Events(folder / TENSORBOARD, 0 if resume_step is None else resume_step + 1)
 
@@ -79,6 +79,11 @@ class Writer:
         if self.events is not None:
             self.events.append(row)
         self.progress.show(row)
+
+    def flush(self) -> None:
+        """Every row so far is where it stays: called before a checkpoint, whose resume would miss them."""
+        if isinstance(self.rows, RemoteRows):
+            self.rows.close()
 
     def say(self, text: str) -> None:
         """Prints a line beside the live one."""
@@ -168,11 +173,6 @@ def recover(folder: epath.Path, resume_step: int | None) -> list[str]:
     place = "of a run before" if resume_step is None else f"after step {resume_step}"
     notes = [f"{METRICS}: {len(later)} row(s) {place} moved to {SUPERSEDED}"] if later else []
     return notes + ([f"{METRICS}: {len(broken)} line(s) cut short moved to {SUPERSEDED}"] if broken else [])
-
-
-def is_remote(folder: epath.Path) -> bool:
-    """Whether the folder is on object storage."""
-    return "://" in os.fspath(folder)
 
 
 class LocalRows:

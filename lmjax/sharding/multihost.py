@@ -14,12 +14,14 @@ from types import FrameType
 
 import jax
 import numpy as np
+from jax._src import distributed  # the client has no public name; Orbax takes it from here, too
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from lmjax.batch import Batch
 from lmjax.errors import UserError
 
+PLACES = "lmjax/places"
 HEARTBEAT_TIMEOUT_S = 30  # a dead peer is noticed after this; the default of jax lets the others wait 100
 
 
@@ -76,6 +78,22 @@ def on_devices(
         if len(queue) > ahead:
             yield queue.popleft()
     yield from queue
+
+
+class Peers:
+    """What the processes tell each other beside the devices, through the coordinator's store of keys and values."""
+
+    def __init__(self) -> None:
+        self.index, self.count = jax.process_index(), jax.process_count()
+
+    def publish(self, value: str) -> None:
+        """Tells the others where this process stands."""
+        distributed.global_state.client.key_value_set(f"{PLACES}/{self.index}", value, allow_overwrite=True)
+
+    def published(self) -> dict[int, str]:
+        """What each process told last; `RuntimeError` where the coordinator does not answer."""
+        found = distributed.global_state.client.key_value_dir_get(PLACES)
+        return {int(key.rpartition("/")[2]): value for key, value in found}
 
 
 class StopRequest:

@@ -65,6 +65,15 @@ class MonitorConfig:
     log_every: int = free(10)  # steps between rows of metrics.jsonl
     tensorboard: bool = free(True)
     peak_flops: float | None = free(None)  # FLOP/s of one device, for MFU; none: from the table, or measured on a CPU
+    hang_after_s: float | None = free(300.0)  # a step that takes longer ends the run, and the stuck process is named
+    # (compiling, evaluating, saving: six times as long). Steps take up to a minute, and an idle pod costs as much as a busy
+    # one; left alone, the processes wait for each other ten minutes on a CPU and for ever on a TPU. None: for ever
+
+    def __post_init__(self):
+        need(
+            self.hang_after_s is None or self.hang_after_s > 0,
+            f"config.monitor.hang_after_s={self.hang_after_s} must be positive, or none",
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from lmjax.batch import Batch
 from lmjax.checkpoint.save import Saver
 from lmjax.errors import RunError
 from lmjax.monitor.speed import Speed
+from lmjax.monitor.watchdog import Watchdog
 from lmjax.monitor.write import Writer
 from lmjax.train.state import TrainState
 from lmjax.train.step import Metrics, Step
@@ -32,6 +33,7 @@ class Loop:
     evaluate: Callable[[TrainState], Mapping[str, float]] | None
     saver: Saver
     writer: Writer
+    watchdog: Watchdog
     speed: Speed
     should_stop: Callable[[int], bool]  # asked by every process after every step
     tokens_per_step: int  # positions of a global batch
@@ -56,10 +58,12 @@ class Loop:
         """
         pending: tuple[int, Metrics] | None = None
         for step in range(start, stop):
+            self.watchdog.at(step, "batch")
             with self.speed.waiting():
                 number, batch = next(self.batches)
             if number != step:
                 raise RuntimeError(f"the loader gave the batch of step {number} at step {step}")
+            self.watchdog.at(step, "step" if batch.tokens.shape == self.shape else "compiling")
             if batch.tokens.shape != self.shape:
                 self.compiles_for(step, batch.tokens.shape, pending)
                 pending = None
@@ -77,15 +81,19 @@ class Loop:
                 self.report(*pending)
                 pending = None
             if self.evaluate is not None and evaluating and not stopping:
+                self.watchdog.at(step, "evaluating")
                 with self.speed.paused():
                     self.writer.write(done, self.tokens(done) | self.evaluate(state))
             if saving:
+                self.watchdog.at(step, "saving")
                 with self.speed.paused():
+                    self.writer.flush()
                     self.saver.save(done, state)
             if stopping and not at_end:
                 self.writer.say(f"asked to end: saving step {done}")
                 stop = done
                 break
+        self.watchdog.at(stop - 1, "saving")
         self.saver.wait()
         return state, stop
 

@@ -186,7 +186,7 @@ def test_unknown_names(tmp_path):
         verify_shards(folder, ["trian"])
     with pytest.raises(UserError, match=r"no source 'cod'.*did you mean 'code'"):
         open_source(folder, "train", "cod")
-    with pytest.raises(UserError, match="mount the bucket"):
+    with pytest.raises(UserError, match=r"set config\.data\.cache_dir"):
         open_sources(["gs://bucket/shards"], "train")
 
 

@@ -1,0 +1,82 @@
+"""Several processes that are killed, stopped or stuck: the run ends in time, says who it was, and goes on."""
+
+import json
+import signal
+import time
+
+import pytest
+from test_cli import cluster, config, losses, start, train_words  # noqa: F401
+
+from lmjax.checkpoint import layout
+
+LONG = ["--config.train.steps=100000", "--config.eval.every=100000", "--config.checkpoint.every=10"]
+HANG = [*LONG, "--config.monitor.hang_after_s=10"]
+STUCK = """
+import os, time
+from lmjax.data.loader import StepReader
+read = StepReader.__call__
+def stuck(self, step):
+    if os.environ["JAX_PROCESS_ID"] == "1" and step == 30:
+        time.sleep(1000)
+    return read(self, step)
+StepReader.__call__ = stuck
+"""
+
+
+def reached(workdir, step, processes):
+    """Waits until a run has done so many steps."""
+    deadline = time.monotonic() + 200
+    while not (workdir / "metrics.jsonl").exists() or len(losses(workdir)) < step:
+        assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stopped,message",
+    [(1, "process 1 on "), (0, "process 0, the coordinator, does not answer"), (None, "process 1 on ")],
+)
+def test_a_stuck_process_is_named_and_the_run_ends(line, config, tmp_path, stopped, message):  # noqa: F811
+    """SIGSTOP to one of two, or a batch that never comes: it is alive for the operating system, and hangs the other."""
+    workdir = tmp_path / "run"
+    processes = cluster(
+        train_words(line, config, workdir, *HANG), 2, devices=1, code="" if stopped is not None else STUCK
+    )
+    try:
+        reached(workdir, 25, processes)
+        if stopped is not None:
+            processes[stopped].send_signal(signal.SIGSTOP)
+        start_s = time.monotonic()
+        survivor = processes[0 if stopped is None else 1 - stopped]
+        _, err = survivor.communicate(timeout=120)
+        assert survivor.returncode == 1 and time.monotonic() - start_s < 60, err
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    (said,) = (text for text in err.splitlines() if text.startswith("lmjax train: "))
+    assert message in said and ("came only to the batch of step 30" if stopped is None else "does not answer") in said
+    newest = layout.steps(workdir)[-1]
+    assert f"the last checkpoint is that of step {newest}" in said and newest >= 20
+    again = start(train_words(line, config, workdir, *LONG, f"--config.train.stop_at={newest + 1}"), devices=2)
+    out, err = again.communicate(timeout=200)
+    assert again.returncode == 0 and f"going on from checkpoint {newest}" in out, out + err
+
+
+@pytest.mark.slow
+def test_two_runs_in_one_workdir_are_kept_apart(line, config, tmp_path):  # noqa: F811
+    words = train_words(line, config, tmp_path / "run", *LONG)
+    first = start(words)
+    reached(tmp_path / "run", 12, [first])
+    second = start(words)
+    _, err = second.communicate(timeout=200)
+    assert second.returncode == 2 and f"run is in use by process {first.pid} on " in err and err.count("\n") == 1, err
+    assert first.poll() is None
+    first.kill()
+    first.communicate()
+    rows = [json.loads(row) for row in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))  # of one run alone
+    newest = layout.steps(tmp_path / "run")[-1]
+    third = start([*words, f"--config.train.stop_at={newest + 1}"])
+    out, err = third.communicate(timeout=200)
+    assert third.returncode == 0 and f"going on from checkpoint {newest}" in out, out + err
