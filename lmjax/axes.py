@@ -12,7 +12,8 @@ Mesh axes, outermost first. An axis that a run does not use has size 1.
 DATA = "data"  # replicas: rows of the batch are split, parameters are whole
 FSDP = "fsdp"  # rows of the batch are split, and so are parameters and optimizer state
 EXPERT = "expert"  # experts are split; around them, rows of the batch are, and parameters are whole
+STAGE = "stage"  # layers are split, and micro-batches pass from stage to stage; around the layers rows of the batch are split
 CONTEXT = "context"  # tokens of a row are split, and attention is a ring; parameters are whole
 TENSOR = "tensor"  # heads, MLP hidden and vocabulary are split
 
-MESH_AXES = (DATA, FSDP, EXPERT, CONTEXT, TENSOR)
+MESH_AXES = (DATA, STAGE, FSDP, EXPERT, CONTEXT, TENSOR)

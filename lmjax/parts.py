@@ -106,6 +106,7 @@ def build_evaluate(
     configs.need(
         rows_of_batch % replicas == 0, f"config.eval.batch_size={rows_of_batch} does not divide over {replicas} devices"
     )
+    memory.pipeline(config.model, dict(parts.mesh.shape), rows_of_batch)
     local = multihost.local_rows(parts.batch_sharding, rows_of_batch)
     limit = config.eval.rows if max_rows == "config" else max_rows
     step = steps.build_eval_step(parts.loss, parts.mesh, parts.shardings)

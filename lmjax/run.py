@@ -23,10 +23,10 @@ from lmjax.monitor.speed import Speed, peak_flops
 from lmjax.monitor.watchdog import Watchdog
 from lmjax.monitor.write import Writer
 from lmjax.parts import Parts, build_evaluate, build_parts, build_reader
-from lmjax.plan import params
+from lmjax.plan import memory, params
 from lmjax.plan.flops import flops_per_token
 from lmjax.sharding import mesh as meshes
-from lmjax.sharding import multihost
+from lmjax.sharding import multihost, topology
 from lmjax.train import step as steps
 from lmjax.train.config import RunConfig
 from lmjax.train.loop import Loop
@@ -190,6 +190,7 @@ def source_of(parts: Parts) -> Parts:
 def describe(parts: Parts, speed: Speed) -> list[str]:
     """The run in a few lines."""
     config, devices = parts.config, parts.mesh.devices
+    pipeline = memory.layout(config, devices.size).pipeline
     shape = " × ".join(f"{name} {size}" for name, size in parts.mesh.shape.items())
     lengths = " → ".join(map(str, config.data.seq_lens))
     rows = "" if set(config.data.seq_lens) == {config.data.seq_len} else f", in rows of {lengths}"
@@ -200,6 +201,8 @@ def describe(parts: Parts, speed: Speed) -> list[str]:
         attention.describe(
             config.model, config.data.longest, parts.types, devices.flat[0].platform, parts.mesh.shape["context"]
         ),
+        *([] if pipeline.stages == 1 else [pipeline.describe()]),
+        *topology.slow_links(devices),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The worker of lmjax for `bench_train.py` and `bench_model.py`: real training steps on random tokens, and parts of them."""
+"""The worker of lmjax for `bench_train.py`, `bench_model.py` and `bench_scale.py`: training steps on random tokens, and parts of them."""
 
 import functools
 import math
@@ -19,6 +19,7 @@ from lmjax.monitor.speed import measure_matmul_flops
 from lmjax.parts import build_parts
 from lmjax.plan import params
 from lmjax.plan.flops import flops_per_token
+from lmjax.plan.hlo import collectives
 from lmjax.sharding import mesh as meshes
 from lmjax.train.config import RunConfig
 from lmjax.train.loss import HeadConfig, head_loss
@@ -109,6 +110,14 @@ def compile_step(config: dict[str, Any]) -> float:
     return time.perf_counter() - start
 
 
+def permutes(name: str) -> list[int]:
+    """How often each collective-permute of the compiled step runs in it."""
+    training = TRAININGS[name]
+    with meshes.use(training.parts.mesh):
+        text = training.step.lower(training.state, training.batch).compile().as_text()
+    return [one.times for one in collectives(text) if one.kind == "collective-permute"]
+
+
 # -------------------------------------------------------------------------------------------------------------- loss head
 
 
@@ -179,6 +188,7 @@ if __name__ == "__main__":
             "steps": steps,
             "matmul": measure_matmul_flops,
             "compile": compile_step,
+            "permutes": permutes,
             "build_head": build_head,
             "run_head": run_head,
             "build_grouped": build_grouped,

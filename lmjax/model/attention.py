@@ -223,7 +223,7 @@ class Attention(nnx.Module):
         config = self.config
         qkv = dense(x, self.qkv[...], types)
         qkv = qkv + self.qkv_bias[...].astype(qkv.dtype) if config.attention_bias or config.qkv_bias else qkv
-        qkv = constrain(qkv, "batch", None, "kv_heads", None, None)
+        qkv = constrain(qkv, "rows", None, "kv_heads", None, None)
         group = config.num_heads // config.kv_heads
         # A split and not three slices, whose gradients would be padded with zeros and added.
         q, k, v = jnp.split(qkv, [group, group + 1], axis=-2)

@@ -2,15 +2,14 @@
 
 `config.block` says where the norms are: before each branch, after it (x + norm(attention(x))), or both."""
 
-import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key
 
 from lmjax.model.attention import Attention, Mask
 from lmjax.model.cache import LayerCache
 from lmjax.model.config import ModelConfig
-from lmjax.model.dense import Dtypes, dropout
+from lmjax.model.dense import Dtypes, dropout, fold_in
 from lmjax.model.initialize import Initializer
 from lmjax.model.mlp import Mlp
 from lmjax.model.moe import Moe
@@ -53,24 +52,23 @@ class Block(nnx.Module):
         positions: Int[Array, "B T"],
         mask: Mask,
         types: Dtypes,
-        key: PRNGKeyArray | None = None,
+        keys: Key[Array, "B"] | None = None,
         cache: LayerCache | None = None,
         kind: str = "global",
     ) -> tuple[Float[Array, "B T D"], LayerCache | None, RouterStats | None]:
         """The residual stream after the layer, which is of a `kind` in `config.pattern`, and what a router of experts did.
 
-        `key` turns dropout on, `cache` is read and returned written.
+        `keys`, of the rows, turn dropout on, `cache` is read and returned written.
         """
-        keys = (None, None) if key is None else jax.random.split(key)
         branch, cache = self.attention(normed(self.attention_norm, x), positions, mask, types, cache, kind)
         branch = normed(self.attention_post_norm, checkpoint_name(branch, BRANCH))
         branch = scaled(branch, self.config.branch_scale)
-        x = x + dropout(branch, self.config.dropout, keys[0])
+        x = x + dropout(branch, self.config.dropout, fold_in(keys, 0))
         branch, routed = self.feed_forward(normed(self.mlp_norm, x), mask, types, cache is not None)
         branch = normed(self.mlp_post_norm, checkpoint_name(branch, BRANCH))
         branch = scaled(branch, self.config.branch_scale)
-        x = x + dropout(branch, self.config.dropout, keys[1])
-        return constrain(x, "batch", None, None), cache, routed
+        x = x + dropout(branch, self.config.dropout, fold_in(keys, 1))
+        return constrain(x, "rows", None, None), cache, routed
 
     def feed_forward(
         self, x: Float[Array, "B T D"], mask: Mask, types: Dtypes, cached: bool

@@ -36,10 +36,10 @@ class LayerCache(NamedTuple):
         at = jnp.arange(k.shape[0])[:, None], self.slots(places)
         keys = self.keys.at[at].set(k.astype(self.keys.dtype), mode="drop")
         values = self.values.at[at].set(v.astype(self.values.dtype), mode="drop")
-        keys, values = (constrain(x, "batch", None, "kv_heads", None) for x in (keys, values))
+        keys, values = (constrain(x, "rows", None, "kv_heads", None) for x in (keys, values))
         if self.places is None:
             return LayerCache(keys, values)
-        return LayerCache(keys, values, constrain(self.places.at[at].set(places, mode="drop"), "batch", None))
+        return LayerCache(keys, values, constrain(self.places.at[at].set(places, mode="drop"), "rows", None))
 
     def seen_by(
         self, k: Float[Array, "B T K H"], v: Float[Array, "B T K H"], places: Int[Array, "B T"]
@@ -64,7 +64,7 @@ def empty_cache(config: ModelConfig, batch: int, length: int, dtype: jnp.dtype) 
     """A cache for `batch` rows of up to `length` tokens. Unwritten slots are never seen: the mask ends at the query's place."""
     return tuple(
         tuple(_empty(config, part.repeats, batch, length, config.window(kind.attention), dtype) for kind in part.kinds)
-        for part in segments(config)
+        for part in segments(config, config.num_layers)
     )
 
 
@@ -73,6 +73,6 @@ def _empty(
 ) -> LayerCache:
     is_ring = window is not None and window < length
     shape = (layers, batch, window if is_ring else length, config.kv_heads, config.dim_head)
-    zeros = constrain(jnp.zeros(shape, dtype), None, "batch", None, "kv_heads", None)
-    places = constrain(jnp.full(shape[:3], NOWHERE), None, "batch", None) if is_ring else None
+    zeros = constrain(jnp.zeros(shape, dtype), None, "rows", None, "kv_heads", None)
+    places = constrain(jnp.full(shape[:3], NOWHERE), None, "rows", None) if is_ring else None
     return LayerCache(zeros, jax.tree.map(jnp.copy, zeros), places)

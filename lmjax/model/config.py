@@ -133,10 +133,18 @@ class ModelConfig:
     # auto: above one block of tokens splash on a TPU, cudnn on a GPU, where they can do it; else blockwise
     attention_block: int = free(128)  # tokens in one block of the blockwise form
     scan: Literal["auto", "on", "off"] = free("auto")  # one compiled layer; auto: off on CPU, where unrolled is faster
+    micro_batches: int | None = free(None)
+    # of a step's rows (of one accumulation) in the pipeline of config.mesh.stage; none: as many as divide, up to 4 a stage
+    stage_repeats: int = free(1)  # rounds of the pipeline, each over fewer layers: a smaller bubble, more traffic
     remat: Literal["none", "dots", "full", "block_outputs"] = free("none")
     # recompute in the backward pass: nothing; all but matmul outputs; all but each layer's input; all but the named branch outputs
 
     def __post_init__(self):
+        need(self.stage_repeats >= 1, f"config.model.stage_repeats={self.stage_repeats} must be at least 1")
+        need(
+            self.micro_batches is None or self.micro_batches >= 1,
+            f"config.model.micro_batches={self.micro_batches} must be at least 1",
+        )
         need(self.num_layers >= 1, f"config.model.num_layers={self.num_layers} must be at least 1")
         need(self.vocab_size >= 1, f"config.model.vocab_size={self.vocab_size} must be at least 1")
         need(

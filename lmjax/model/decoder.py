@@ -15,19 +15,20 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from lmjax.axes import CONTEXT
-from lmjax.model import module, rope, stack
+from lmjax.axes import CONTEXT, STAGE
+from lmjax.model import module, pipeline, rope, stack
 from lmjax.model.attention import Mask
 from lmjax.model.block import scaled
 from lmjax.model.blockwise import soft_cap
 from lmjax.model.cache import Cache
 from lmjax.model.config import ModelConfig
-from lmjax.model.dense import Dtypes, dense, dropout
+from lmjax.model.dense import Dtypes, dense, dropout, fold_in
 from lmjax.model.initialize import Initializer
 from lmjax.model.module import Params
 from lmjax.model.norm import Norm
 from lmjax.model.router import RouterStats
-from lmjax.sharding.mesh import constrain, is_manual, platform
+from lmjax.sharding.mesh import constrain, is_manual, platform, shards, size
+from lmjax.sharding.stages import schedule
 
 
 class Embed(nnx.Module):
@@ -103,17 +104,29 @@ class Decoder(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], Cache | None, RouterStats | None]:
         """Hidden states after the final norm, the cache as written, and what the routers of experts did."""
         config = self.config
-        keys = [None, None] if key is None else jax.random.split(key)
         x = self.enter(tokens, positions, types)
         if prefix is not None:
             x, positions, mask = self.enter_prefix(x, prefix, positions, mask, types)
-        x = dropout(x, config.dropout, keys[0])
+        row_keys = None if key is None else jax.random.split(key, len(x))
+        x = dropout(x, config.dropout, fold_in(row_keys, config.num_layers))
 
-        def layer(kind, weights, x, key, cache):
-            return stack.block(config, kind, weights)(x, positions, mask, types.in_layers(), key, cache, kind.attention)
+        def run(x, layers, numbers, rows, cache=None):
+            """Consecutive layers of these numbers, from and to a residual stream of these rows."""
+            positions, segments, keys = rows
+            seen = dataclasses.replace(mask, segments=segments)
 
-        layer_keys = None if key is None else jax.random.split(keys[1], config.num_layers)
-        x, cache, routed = stack.run(config, layers, layer, x, layer_keys, cache, unroll)
+            def layer(kind, weights, x, number, cache):
+                block = stack.block(config, kind, weights)
+                return block(x, positions, seen, types.in_layers(), fold_in(keys, number), cache, kind.attention)
+
+            return stack.run(config, layers, layer, x, numbers, cache, unroll)
+
+        rows, numbers = (positions, mask.segments, row_keys), jnp.arange(config.num_layers)
+        if size(STAGE) > 1 and cache is None:
+            plan = schedule(size(STAGE), config.stage_repeats, len(x) // shards("rows"), config.micro_batches)
+            x, routed = pipeline.run(lambda *part: run(*part)[::2], x, layers, numbers, rows, plan)
+        else:
+            x, cache, routed = run(x, layers, numbers, rows, cache)
         x = x if prefix is None else x[:, prefix.shape[1] :]
         return scaled(self.final_norm(x), 1.0 / config.width_ratio), cache, routed
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Key
 
 from lmjax.axes import CONTEXT, TENSOR
 from lmjax.model import fp8
@@ -56,14 +56,20 @@ def dense(
     return product.reshape(batch, length, *out)
 
 
-def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Float[Array, "..."]:
-    """Zeroes each element with probability `rate`, scales the rest by 1 / (1 - rate); without a key, the identity."""
-    if key is None or rate == 0.0:
+def fold_in(keys: Key[Array, "B"] | None, number: int | Array) -> Key[Array, "B"] | None:
+    """The keys of the rows for a purpose of this number."""
+    return None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+
+
+def dropout(x: Float[Array, "B T *dims"], rate: float, keys: Key[Array, "B"] | None) -> Float[Array, "B T *dims"]:
+    """Zeroes each element with probability `rate`, scales the rest by 1 / (1 - rate); without keys, the identity.
+
+    Each row has its key and is drawn as a whole, so that nothing depends on how rows and tokens lie over devices.
+    """
+    if keys is None or rate == 0.0:
         return x
-    if mesh.is_manual(CONTEXT):
-        # Drawn for whole rows, so that it does not depend on the number of devices.
-        rows, length, *dims = x.shape
-        kept = context.own_tokens(jax.random.bernoulli(key, 1.0 - rate, (rows, length * mesh.size(CONTEXT), *dims)))
-    else:
-        kept = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    split = mesh.is_manual(CONTEXT)
+    shape = (x.shape[1] * (mesh.size(CONTEXT) if split else 1), *x.shape[2:])
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, shape))(keys)
+    kept = context.own_tokens(kept) if split else kept
     return jnp.where(kept, x / (1.0 - rate), 0.0).astype(x.dtype)

@@ -38,5 +38,5 @@ class Mlp(nnx.Module):
         first, *second = jnp.unstack(hidden, axis=2)  # not two slices, whose gradients would be padded and added
         activation = ACTIVATIONS[self.config.activation](first)
         activation = activation * second[0] if self.config.gated else activation
-        out = dense(constrain(activation, "batch", None, "mlp"), self.down[...], types)
+        out = dense(constrain(activation, "rows", None, "mlp"), self.down[...], types)
         return out + self.down_bias[...].astype(out.dtype) if self.config.mlp_bias else out

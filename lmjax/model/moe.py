@@ -98,7 +98,7 @@ def on_own_rows(local):
     if not mesh.is_split():
         return local
     places = Weights(*(PartitionSpec(*rules.spec(axes)) for axes in PLACES))
-    rows = PartitionSpec(*rules.spec(("batch",)))
+    rows = PartitionSpec(*rules.spec(("rows",)))
     return jax.shard_map(local, in_specs=(rows, rows, places), out_specs=(rows, rows), check_vma=False)
 
 

@@ -31,9 +31,9 @@ def kinds(config: ModelConfig) -> tuple[Kind, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def segments(config: ModelConfig) -> tuple[Segment, ...]:
-    """The layers, as a scan runs them."""
-    return cut(kinds(config))
+def segments(config: ModelConfig, num_layers: int) -> tuple[Segment, ...]:
+    """The first so many layers, as a scan runs them."""
+    return cut(kinds(config)[:num_layers])
 
 
 def cut(layers: tuple[Kind, ...]) -> tuple[Segment, ...]:

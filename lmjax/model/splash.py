@@ -39,7 +39,7 @@ def attend(
 
     if not mesh.automatic_axes():
         return local(q, k, v, segments)
-    keys, rows = rules.spec(("batch", None, "kv_heads", None)), rules.spec(("batch", None))
+    keys, rows = rules.spec(("rows", None, "kv_heads", None)), rules.spec(("rows", None))
     specs = [PartitionSpec(*spec) for spec in ((*keys, None), keys, keys, rows)]
     return jax.shard_map(
         local,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from lmjax.model import module
 from lmjax.model.block import BRANCH, Block
@@ -75,27 +75,27 @@ def run(
     layers: Params,
     layer: Layer,
     x: Float[Array, "B T D"],
-    keys: Key[Array, " L"] | None,
+    numbers: Int[Array, " L"],
     cache: Cache | None,
     unroll: bool,
 ) -> tuple[Float[Array, "B T D"], Cache | None, RouterStats | None]:
-    """Runs x through all layers.
+    """Runs x through layers.
 
     Args:
       config: the decoder; its `remat` is applied where there is no cache.
-      layers: their parameters.
-      layer: layer(kind, weights, x, key, cache) → x, the cache as written, and what a router did.
+      layers: their parameters: of all layers, or of a part of them like the first.
+      layer: layer(kind, weights, x, number, cache) → x, the cache as written, and what a router did.
       x: the residual stream.
-      keys: of each layer's dropout [L]; none: no dropout.
+      numbers: of the layers.
       cache: see `lmjax.model.cache.empty_cache`.
       unroll: write out all layers.
 
     Returns:
       x, the cache as written, and what the routers did, stacked over the layers with experts.
     """
-    parts, written, routed = segments(config), [], []
+    parts, written, routed = segments(config, len(numbers)), [], []
     shared = {name: layers[name] for name in layers if name not in OWN}
-    stacks = [split((shared, keys), [len(part.kinds) * part.repeats for part in parts])]
+    stacks = [split((shared, numbers), [len(part.kinds) * part.repeats for part in parts])]
     for name, experts in OWN.items():
         sizes = [part.repeats * sum(kind.experts == experts for kind in part.kinds) for part in parts]
         stacks.append(split(layers[name], sizes) if name in layers else [None] * len(parts))
@@ -120,7 +120,7 @@ def rematerialized(config: ModelConfig, layer: Layer, written_out: bool) -> Laye
 def scan(
     part: Segment, layer: Layer, x: Array, pieces: list[Any], caches: tuple[Any, ...], unroll: bool
 ) -> tuple[Array, tuple[Any, ...], Any]:
-    """`jax.lax.scan` over the repetitions of a segment; `pieces` are the layers' (shared, keys), MLPs and experts, stacked."""
+    """`jax.lax.scan` over the repetitions of a segment; `pieces` are the layers' (shared, numbers), MLPs and experts, stacked."""
     single = len(part.kinds) == 1
     if not single:
         pieces = jax.tree.map(lambda a: a.reshape(part.repeats, -1, *a.shape[1:]), pieces)
@@ -130,9 +130,9 @@ def scan(
         pieces, caches = item
         (alike, mlps, experts), results = ([piece] if single else unstacked(piece) for piece in pieces), []
         own = {False: ("mlp", iter(mlps)), True: ("moe", iter(experts))}
-        for kind, (weights, key), cache in zip(part.kinds, alike, caches, strict=True):
+        for kind, (weights, number), cache in zip(part.kinds, alike, caches, strict=True):
             name, rest = own[kind.experts]
-            x, *result = layer(kind, {**weights, name: next(rest)}, x, key, cache)
+            x, *result = layer(kind, {**weights, name: next(rest)}, x, number, cache)
             results.append(result)
         caches, stats = zip(*results, strict=True)
         return x, (caches, joined([each for each in stats if each is not None], single))

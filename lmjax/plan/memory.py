@@ -17,10 +17,11 @@ Experts keep rows · (3 a D + w F/t) in place of w F/t under "none", and nothing
 back. There are k rows for a token; factor · k with a capacity; with dropless experts on x = config.mesh.expert devices, the worst
 case x · min(k, E/x). A shared MLP comes on top. All this is
 
-times the tokens of a device in one micro-batch, summed over layers; none keeps a copy of the layers' weights in the product's dtype as
-well. While the backward pass is in a layer, what "none" keeps of that one layer exists too. Around the layers: the final norm and the
-gradient of its output. Loss head: one chunk's logits and their gradient in float32, and the gradient of the output weights. Sharded
-weights (zero = 3): one layer's and the head's gathered in the product's dtype, and that layer's gradient before it is scattered.
+times the tokens of a device in one micro-batch, summed over layers (in a pipeline times ticks / (M · R): the bubble keeps as much); none
+keeps a copy of the layers' weights in the product's dtype as well. While the backward pass is in a layer, what "none" keeps of that one
+layer exists too. Around the layers: the final norm and the gradient of its output, and rows that wait for a pipeline. Loss head: one
+chunk's logits and their gradient in float32, and the gradient of the output weights. Sharded weights (zero = 3): one layer's and the head's
+gathered in the product's dtype, and that layer's gradient before it is scattered.
 
 The compiler's own temporaries and fragmentation come on top; a compiled step's `memory_analysis` is the test.
 """
@@ -31,9 +32,11 @@ import math
 from lmjax.axes import MESH_AXES
 from lmjax.config import need
 from lmjax.model.config import ModelConfig
+from lmjax.model.pattern import kinds
 from lmjax.plan import params
 from lmjax.sharding import rules
 from lmjax.sharding.config import check_tokens_divide
+from lmjax.sharding.stages import Schedule, check_layers, schedule
 from lmjax.train.config import RunConfig
 
 FLOAT32_BYTES = 4
@@ -78,7 +81,8 @@ class Layout:
 
     sizes: dict[str, int]  # mesh axis → size
     zero: int
-    rows: int  # of a micro-batch, on one device
+    rows: int  # of a micro-batch, on one device, around the layers
+    pipeline: Schedule  # of a micro-batch; without stages one tick
 
     @property
     def tensor(self) -> int:
@@ -109,11 +113,24 @@ def layout(config: RunConfig, num_devices: int) -> Layout:
         check_tokens_divide(length, sizes["context"])
     check_experts(config.model, sizes)
     check_divides(config.model, sizes)
-    return Layout(sizes, config.mesh.zero, min(micros) // replicas)  # of the longest rows: they take most memory
+    plans = [pipeline(config.model, sizes, micro) for micro in micros]
+    shortest = micros.index(min(micros))  # of the longest rows: they take most memory
+    return Layout(sizes, config.mesh.zero, micros[shortest] // replicas, plans[shortest])
+
+
+def pipeline(model: ModelConfig, sizes: dict[str, int], rows: int) -> Schedule:
+    """The schedule over the layers of so many rows; a `UserError` where rows or layers do not divide."""
+    stages = sizes["stage"]
+    check_layers(kinds(model), stages, model.stage_repeats)
+    if stages == 1:
+        return Schedule(1, 1, 1)
+    replicas = rules.num_shards(rules.RULES["rows"], sizes)
+    return schedule(stages, model.stage_repeats, rows // replicas, model.micro_batches)
 
 
 # Where the size of a sharded logical axis is set, for messages.
 FIELDS = {
+    "layers": "config.model.num_layers",
     "embed": "config.model.d_model",
     "kv_heads": "config.model.num_kv_heads (or num_heads)",
     "mlp": "config.model.d_ff (or moe.shared_d_ff)",
@@ -239,13 +256,16 @@ def activation_bytes(config: RunConfig, where: Layout) -> int:
     """Bytes on a device of what the layers keep for the backward pass of one micro-batch."""
     model, length, a = config.model, config.data.longest, product_bytes(config)
     expert = where.sizes["expert"]
+    passes = where.pipeline
+    # Rows of a tick, and layers of a chunk: every tick of a pipeline keeps as much, also in the bubble.
+    tokens, share = where.tokens(length) * passes.stages / passes.micro_batches, passes.ticks / passes.chunks
     kept, one_layer = 0.0, 0.0
     for alike, count in model.alike.items():
-        kept += count * kept_for_backward(alike, length, a, where.tensor, model.remat, expert)
+        kept += share * count * kept_for_backward(alike, length, a, where.tensor, model.remat, expert)
         one_layer = max(one_layer, kept_for_backward(alike, length, a, where.tensor, "none", expert))
-    around = (8 + 2 * a) * model.d_model
+    around = (8 + (2 if passes.stages == 1 else 4) * a) * model.d_model
     weights = layer_weights(model, where) * a if model.remat == "none" else 0
-    return round(where.tokens(length) * (kept + one_layer + around)) + weights // fsdp_shards(where)
+    return round(tokens * (kept + one_layer) + where.tokens(length) * around) + weights // fsdp_shards(where)
 
 
 def loss_head_bytes(config: RunConfig, where: Layout) -> int:
@@ -258,12 +278,15 @@ def loss_head_bytes(config: RunConfig, where: Layout) -> int:
 
 
 def gathered_bytes(config: RunConfig, where: Layout) -> int:
-    """Bytes on a device of sharded weights that are whole while they are used: one layer's with its gradient, and the head's."""
-    if fsdp_shards(where) == 1:
-        return 0
+    """Bytes on a device of sharded weights that are whole while they are used: one layer's with its gradient, and the head's; and of
+    a stage's layers with their gradients, where a pipeline of several rounds deals them."""
     a, model = product_bytes(config), config.model
-    layer = max(layer_weights(alike, where) for alike in model.alike) // model.num_layers
-    return layer * (a + FLOAT32_BYTES) + model.d_model * model.vocab_size * a // where.tensor
+    dealt = 2 * FLOAT32_BYTES * layer_weights(model, where) // fsdp_shards(where) if where.pipeline.repeats > 1 else 0
+    if fsdp_shards(where) == 1:
+        return dealt
+    own_layers = model.num_layers // where.pipeline.stages
+    layer = max(layer_weights(alike, where) for alike in model.alike) // own_layers
+    return dealt + layer * (a + FLOAT32_BYTES) + model.d_model * model.vocab_size * a // where.tensor
 
 
 def layer_weights(model: ModelConfig, where: Layout) -> int:

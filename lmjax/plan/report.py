@@ -11,6 +11,7 @@ from lmjax.config import need
 from lmjax.plan import cost, hardware, memory, params, time
 from lmjax.plan import search as searching
 from lmjax.plan.flops import Flops, flops_per_token
+from lmjax.sharding.stages import Schedule
 from lmjax.train.config import RunConfig
 
 TIGHT = 1 - searching.HEADROOM  # share of HBM above which the estimates' error decides
@@ -78,6 +79,7 @@ class Plan:
     training_flops: float  # model FLOPs of the whole run
     num_devices: int
     mesh: dict[str, int]
+    pipeline: Schedule  # one tick without stages
     memory: memory.Memory  # bytes of one device
     costs: Costs | None  # none without an accelerator
 
@@ -143,6 +145,7 @@ def plan(
         training_flops=training_flops,
         num_devices=num_devices,
         mesh=where.sizes,
+        pipeline=where.pipeline,
         memory=memory.memory(config, num_devices),
         costs=None if accelerator is None else costs(config, num_devices, accelerator, training_flops, assumed),
     )
@@ -197,6 +200,7 @@ def to_dict(result: Plan) -> dict[str, Any]:
         "training_flops": result.training_flops,
         "num_devices": result.num_devices,
         "mesh": result.mesh,
+        "pipeline": dataclasses.asdict(result.pipeline) | {"ticks": result.pipeline.ticks},
         "memory_bytes_per_device": dataclasses.asdict(result.memory) | {"total": result.memory.total},
         "assumed": dataclasses.asdict(result.assumed),
     }
@@ -238,13 +242,17 @@ def render(result: Plan) -> Group:
     """The plan as rich renders it."""
     parts: list[Any] = [params_table(result), flops_table(result), memory_table(result)]
     if result.costs is None:
-        mesh = " × ".join(f"{axis} {size}" for axis, size in result.mesh.items())
-        return Group(
-            *parts, Text(f"\nmesh: {mesh}"), Text("Name an accelerator with --hardware for time, cost and fit.")
-        )
+        lines = ["", *layout_lines(result), "Name an accelerator with --hardware for time, cost and fit."]
+        return Group(*parts, *map(Text, lines))
     parts.append(time_table(result, result.costs))
     parts += [Text(line) for line in notes(result, result.costs)]
     return Group(*parts)
+
+
+def layout_lines(result: Plan) -> list[str]:
+    """How the run lies over its devices."""
+    mesh = "mesh: " + " × ".join(f"{axis} {size}" for axis, size in result.mesh.items())
+    return [mesh] if result.pipeline.stages == 1 else [mesh, result.pipeline.describe()]
 
 
 def table(title: str, *columns: str) -> Table:
@@ -338,7 +346,7 @@ def notes(result: Plan, costs: Costs) -> list[str]:
     verdict = "does not fit" if share > 1 else "is tight: compile it before relying on it" if share > TIGHT else "fits"
     lines = [
         "",
-        "mesh: " + " × ".join(f"{axis} {size}" for axis, size in result.mesh.items()),
+        *layout_lines(result),
         f"{result.num_devices} × {row.name} ({chips} chip(s), {hosts} host(s) of {row.devices_per_host}); {row.source}",
         f"{gib(result.memory.total)} of {gib(row.hbm_bytes)} HBM {verdict}",
     ]

@@ -89,7 +89,9 @@ def roofline(config: RunConfig, num_devices: int, accelerator: Accelerator) -> R
     where = memory.layout(config, num_devices)
     micros = config.train.accumulation
     tokens = where.tokens(config.data.longest)  # of a device and a micro-batch
-    shared = where.sizes["tensor"] * where.sizes.get("stage", 1)  # devices that share a token's products
+    passes = where.pipeline
+    shared = where.sizes["tensor"]  # devices that share a token's products
+    shared *= passes.micro_batches * passes.repeats / passes.ticks  # what the bubble leaves of the time
     flops = flops_per_token(config.model, config.data.longest, accelerator.platform).hardware * tokens * micros / shared
     sent = sent_bytes(config, where)
     rate = accelerator.interconnect_bytes_per_s

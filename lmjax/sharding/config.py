@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from lmjax.axes import MESH_AXES
+from lmjax.axes import DATA, MESH_AXES, STAGE
 from lmjax.config import need
 
 
@@ -17,12 +17,23 @@ class MeshConfig:
     tensor: int = 1  # shards of heads, MLP hidden and vocabulary
     zero: Literal[1, 2, 3] = 3  # what fsdp shards: optimizer state; with gradients; with parameters
     expert: int = 1  # shards of the experts (config.model.moe)
+    stage: int = (
+        1  # stages of a pipeline over the layers (config.model.micro_batches, stage_repeats); around them, of rows
+    )
     context: int = 1  # shards of each row's tokens, two chunks on each; attention is a ring
+    # Over the slow network between slices (TPU) or nodes (GPU) go, of data and of stage,
+    dcn_data: int = -1  # so many pieces; -1: as many as dcn_stage leaves of the slices
+    dcn_stage: int = 1  # so many pieces
 
     def __post_init__(self):
         sizes = self.given
         need(all(size == -1 or size >= 1 for size in sizes), f"config.mesh sizes must be positive or -1: {sizes}")
         need(sizes.count(-1) <= 1, f"config.mesh: only one axis may be -1: {sizes}")
+        between = self.dcn_data, self.dcn_stage
+        need(
+            self.dcn_stage >= 1 and (self.dcn_data == -1 or self.dcn_data >= 1),
+            f"config.mesh: dcn_data and dcn_stage must be positive, or dcn_data -1: {between}",
+        )
 
     @property
     def given(self) -> tuple[int, ...]:
@@ -43,6 +54,16 @@ class MeshConfig:
             f"config.mesh: {shown or 'one device'} does not match {num_devices} device(s)",
         )
         return sizes
+
+    def slice_sizes(self, num_slices: int) -> tuple[int, ...]:
+        """In the order of `MESH_AXES`, into how many slices each axis is cut; a `UserError` if they do not multiply to the slices."""
+        data = num_slices // self.dcn_stage if self.dcn_data == -1 else self.dcn_data
+        need(
+            data * self.dcn_stage == num_slices,
+            f"config.mesh: dcn_data={self.dcn_data} × dcn_stage={self.dcn_stage} does not match {num_slices} slices of devices",
+        )
+        between = {DATA: data, STAGE: self.dcn_stage}
+        return tuple(between.get(axis, 1) for axis in MESH_AXES)
 
 
 def check_tokens_divide(length: int, shards: int) -> None:

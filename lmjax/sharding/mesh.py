@@ -3,26 +3,24 @@
 Equations never mention the mesh: `with use(mesh)` makes it ambient, `constrain` names logical axes.
 """
 
-import math
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lmjax import axes
-from lmjax.sharding import rules
+from lmjax.axes import MESH_AXES
+from lmjax.sharding import rules, topology
 from lmjax.sharding.config import MeshConfig
 
 
 def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
-    """The mesh of `axes.MESH_AXES` over all devices, laid out for the hardware's topology.
+    """The mesh of `MESH_AXES` over all devices, laid out for the hardware's topology.
 
     Raises:
-      UserError: the sizes do not multiply to the number of devices.
+      UserError: the sizes do not multiply to the number of devices, or do not fit their slices.
     """
-    devices = jax.devices() if devices is None else devices
-    sizes = config.sizes(len(devices))
-    return jax.make_mesh(sizes, axes.MESH_AXES, axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
+    devices = topology.arrange(config, jax.devices() if devices is None else devices)
+    return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * devices.ndim)
 
 
 def use(mesh: Mesh):
@@ -65,9 +63,15 @@ def is_split() -> bool:
     return not ambient.empty and ambient.size > 1
 
 
+def shards(logical: str) -> int:
+    """Into how many pieces a logical axis is cut on the ambient mesh."""
+    (axes,) = rules.spec((logical,))
+    return rules.num_shards(axes, {axis: size(axis) for axis in MESH_AXES})
+
+
 def batch_shards() -> int:
     """How many pieces the rows of a batch are cut into on the ambient mesh."""
-    return math.prod(size(axis) for axis in rules.RULES["batch"])
+    return shards("batch")
 
 
 def sharding(mesh: Mesh, logical: tuple[str | None, ...], fsdp: bool = True) -> NamedSharding:

@@ -4,10 +4,12 @@ A parameter names the logical axis of each of its dims where it is made (`lmjax/
 is constrained. Logical axes that are not in the table are replicated.
 """
 
-from lmjax.axes import DATA, EXPERT, FSDP, TENSOR
+from lmjax.axes import DATA, EXPERT, FSDP, STAGE, TENSOR
 
 RULES: dict[str, str | tuple[str, ...]] = {
-    "batch": (DATA, FSDP, EXPERT),  # rows
+    "batch": (DATA, FSDP, EXPERT, STAGE),  # rows, around the layers
+    "rows": (DATA, FSDP, EXPERT),  # rows of a micro-batch, inside a layer
+    "layers": STAGE,  # L
     "embed": FSDP,  # D of a weight; activations keep D whole
     "kv_heads": TENSOR,  # K: a shard holds whole groups of query heads with their key and value
     "mlp": TENSOR,  # F

@@ -33,7 +33,7 @@ def test_both_patterns_together():
     """Windows every other layer, experts every third: a period of six."""
     moe = MoeConfig(every=3)
     config = ModelConfig(num_layers=13, moe=moe, sliding_window=4, layer_pattern=("local", "global"))
-    assert [(len(part.kinds), part.repeats) for part in segments(config)] == [(6, 2), (1, 1)]
+    assert [(len(part.kinds), part.repeats) for part in segments(config, config.num_layers)] == [(6, 2), (1, 1)]
     assert [kind.experts for kind in kinds(config)] == [False, False, True] * 4 + [False]
 
 

@@ -23,7 +23,7 @@ from lmjax.train.loss import next_token_loss
 from lmjax.train.state import init_state, state_shardings
 
 MODEL = ModelConfig(
-    vocab_size=512, num_layers=3, d_model=128, num_heads=8, num_kv_heads=4, d_ff=256, tie_embeddings=False, qk_norm=True,
+    vocab_size=512, num_layers=4, d_model=128, num_heads=8, num_kv_heads=4, d_ff=256, tie_embeddings=False, qk_norm=True,
 )  # fmt: skip
 MESHES = {
     "data": MeshConfig(data=8),
@@ -32,6 +32,7 @@ MESHES = {
     "all three": MeshConfig(data=2, fsdp=2, tensor=2),
     "tensor": MeshConfig(data=1, fsdp=2, tensor=4),
     "context": MeshConfig(data=1, fsdp=2, context=4),
+    "stage": MeshConfig(data=1, fsdp=2, stage=4),
 }
 
 

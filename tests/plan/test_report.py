@@ -39,7 +39,7 @@ def test_numbers_add_up():
     assert result.training_flops == result.flops_per_token.training * result.tokens
     assert result.costs.seconds == pytest.approx(result.training_flops / (256 * 197e12 * 0.5))
     assert result.memory == memory.memory(LLAMA, 256)
-    assert result.mesh == {"data": 1, "fsdp": 256, "expert": 1, "context": 1, "tensor": 1}
+    assert result.mesh == {"data": 1, "stage": 1, "fsdp": 256, "expert": 1, "context": 1, "tensor": 1}
 
 
 def test_llama_8b_on_v5e_256_has_the_known_state():
@@ -146,7 +146,7 @@ def test_devices_chips_and_hosts():
     text = console.export_text()
     assert (
         "32 × tpu7x (16 chip(s), 4 host(s) of 8)" in text
-        and "mesh: data 1 × fsdp 32 × expert 1 × context 1 × tensor 1" in text
+        and "mesh: data 1 × stage 1 × fsdp 32 × expert 1 × context 1 × tensor 1" in text
     )
     assert "HBM fits" in text
 

@@ -15,9 +15,9 @@ from lmjax.sharding.config import MeshConfig
 
 
 def test_one_axis_takes_what_is_left():
-    assert MeshConfig(data=-1, fsdp=2, tensor=2).sizes(8) == (2, 2, 1, 1, 2)
-    assert MeshConfig(data=1, fsdp=-1).sizes(8) == (1, 8, 1, 1, 1)
-    assert MeshConfig(expert=4).sizes(8) == (2, 1, 4, 1, 1)
+    assert MeshConfig(data=-1, fsdp=2, tensor=2).sizes(8) == (2, 1, 2, 1, 1, 2)
+    assert MeshConfig(data=1, fsdp=-1).sizes(8) == (1, 1, 8, 1, 1, 1)
+    assert MeshConfig(expert=4).sizes(8) == (2, 1, 1, 4, 1, 1)
 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 1), (-1, 3, 1), (16, 1, 1), (2, 2, 1)])
@@ -35,7 +35,7 @@ def test_sizes_that_are_none(sizes):
 def test_rules():
     assert rules.spec(("embed", "kv_heads", None, None)) == ("fsdp", "tensor", None, None)
     assert rules.spec(("embed", "kv_heads"), fsdp=False) == (None, "tensor")
-    assert rules.spec(("layers", "norm")) == (None, None)
+    assert rules.spec(("layers", "norm")) == ("stage", None)
     assert rules.num_shards(("data", "fsdp"), {"data": 2, "fsdp": 4, "tensor": 1}) == 8
     assert rules.spec(("experts", "embed", None, "mlp")) == ("expert", "fsdp", None, "tensor")
 
@@ -47,7 +47,7 @@ def test_every_weight_is_sharded_over_fsdp_and_tensor():
     for path, axes in flat:
         name, placed = path[-1].key, rules.spec(axes)
         if name in ("scale", "out_bias", "down_bias"):
-            assert set(placed) == {None}
+            assert set(placed) <= {None, "stage"}
         elif name in ("qkv_bias", "up_bias"):
             assert "tensor" in placed
         else:

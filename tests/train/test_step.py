@@ -191,17 +191,6 @@ def one_device():
     return losses_on(MeshConfig(1, 1, 1))
 
 
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)])
-def test_every_mesh_trains_the_same(sizes, one_device):
-    np.testing.assert_allclose(losses_on(MeshConfig(*sizes)), one_device, atol=1e-5)
-
-
-@pytest.mark.parametrize("sizes", [{"context": 8}, {"fsdp": 2, "context": 2, "tensor": 2}])
-def test_rows_split_over_context_train_the_same(sizes, one_device):
-    """Packed documents and weights that differ; chunks of one token and of four."""
-    np.testing.assert_allclose(losses_on(MeshConfig(data=1, **sizes)), one_device, atol=1e-5)
-
-
 @pytest.mark.parametrize("window", [None, 5])
 def test_gradients_of_split_rows_are_those_of_whole_ones(window):
     config = changed(CONFIG, "model", sliding_window=window, qk_norm=True, attention_softcap=9.0, attention_block=2)
@@ -335,25 +324,3 @@ def test_the_bias_balances_a_router_that_prefers_an_expert():
     run.state.params["layers"]["moe"]["router_bias"] += np.array([0.1, 0.0, 0.0, 0.0], np.float32)
     load = [run(batch(seed=seed))["moe/load_max"] for seed in range(40)]
     assert load[0] > 3.5 and np.mean(load[-5:]) < 2.0
-
-
-@pytest.mark.parametrize(
-    "sizes, moe",
-    [
-        ({"expert": 8}, {}),
-        ({"fsdp": 2, "expert": 2, "tensor": 2}, {}),
-        ({"fsdp": 2, "expert": 2, "tensor": 2}, {"every": 2}),
-    ],
-)
-def test_experts_train_the_same_on_every_mesh(sizes, moe):
-    """Also where they stand in one layer of two, beside an MLP: the bias is the one of that layer."""
-    experts = changed(EXPERTS, "model", moe=dataclasses.replace(EXPERTS.model.moe, **moe))
-
-    def losses(mesh):
-        run = Run(dataclasses.replace(changed(experts, "train", accumulation=2, batch_size=16), mesh=mesh))
-        values = [run(batch(rows=16, seed=seed)) for seed in range(6)]
-        return [v["train/loss"] for v in values], run.state.params["layers"]["moe"]["router_bias"]
-
-    (ours, bias), (expected, expected_bias) = losses(MeshConfig(data=1, **sizes)), losses(MeshConfig(data=1))
-    np.testing.assert_allclose(ours, expected, atol=1e-5)
-    np.testing.assert_allclose(bias, expected_bias, atol=1e-7)

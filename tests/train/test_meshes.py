@@ -1,0 +1,81 @@
+"""Every mesh axis alone, and every three together, train as one device does: losses of 20 steps, and the gradients of one.
+
+Packed rows, weights that differ, accumulation, dropout and auxiliary losses are all there; chunks of a context are of one or two tokens.
+"""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from test_step import CONFIG, EXPERTS, Run, batch, changed
+
+from lmjax.axes import MESH_AXES
+from lmjax.sharding.config import MeshConfig
+
+ROWS = 16
+ONE = MeshConfig(data=1)
+ALONE = [{"data": 8}, {"fsdp": 8}, {"tensor": 8}, {"context": 8}, {"expert": 8}, {"stage": 4}]
+# Rows of experts are balanced as a whole: they are not split over a context.
+THREE = [
+    dict.fromkeys(axes, 2) for axes in itertools.combinations(MESH_AXES, 3) if not {"expert", "context"} <= {*axes}
+]
+FAST = [{"stage": 4}, *(dict.fromkeys(axes.split(), 2) for axes in ("data fsdp tensor", "stage context tensor"))]
+EVERY = {"fsdp 2 × expert 2 × tensor 2": 2, "stage 2 × fsdp 2 × expert 2": 2}  # where experts stand in one layer of two
+
+
+def name(sizes):
+    return " × ".join(f"{axis} {size}" for axis, size in sizes.items())
+
+
+def trained(mesh, experts, **fields):
+    """The sums and gradients of a step, the losses of 20, and the routers' biases after them.
+
+    `experts` says in each how many layers one has experts: 0 in none.
+    """
+    config = changed(CONFIG, "model", num_layers=4, dropout=0.1, remat="dots", **fields)
+    if experts:
+        moe = dataclasses.replace(EXPERTS.model.moe, every=experts)
+        config = changed(config, "model", moe=moe, d_ff=EXPERTS.model.d_ff)
+    config = dataclasses.replace(changed(config, "train", accumulation=2, batch_size=ROWS), mesh=mesh)
+    run = Run(config)
+    grads, sums = run.gradients(batch(rows=ROWS), 2)
+    losses = [run(batch(rows=ROWS, seed=seed))["train/loss"] for seed in range(20)]
+    return grads, sums, losses, run.state.params["layers"]["moe"]["router_bias"] if experts else None
+
+
+@functools.cache
+def on_one_device(experts):
+    return trained(ONE, experts)
+
+
+def agree(ours, expected):
+    (grads, sums, losses, bias), (expected_grads, expected_sums, expected_losses, expected_bias) = ours, expected
+    np.testing.assert_allclose(losses, expected_losses, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads, expected_grads)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), sums, expected_sums)
+    if bias is not None:
+        np.testing.assert_allclose(bias, expected_bias, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [pytest.param(sizes, id=name(sizes), marks=() if sizes in FAST else pytest.mark.slow) for sizes in ALONE + THREE],
+)
+def test_every_mesh_trains_the_same(sizes):
+    experts = EVERY.get(name(sizes), 1) if "expert" in sizes else 0
+    agree(trained(MeshConfig(**({"data": 1} | sizes)), experts), on_one_device(experts))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experts", [0, 1])
+def test_rounds_of_a_pipeline_train_the_same(experts):
+    """Two rounds over chunks of one layer; without experts also a pattern of two kinds in each chunk."""
+    sizes = {"stage": 2, "fsdp": 2, "tensor": 2}
+    fields = {"stage_repeats": 2, "micro_batches": 2}
+    agree(trained(MeshConfig(data=1, **sizes), experts, **fields), on_one_device(experts))
+    if not experts:
+        pattern = {"sliding_window": 4, "layer_pattern": ("local", "global")}
+        agree(trained(MeshConfig(data=1, **sizes), 0, **pattern), trained(ONE, 0, **pattern))
