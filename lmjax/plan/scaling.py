@@ -26,6 +26,7 @@ NUM_COEFFICIENTS = 5
 STEPS = 400  # of the minimizer, at most
 FIRST_STEPS = 40  # of every start; the best go on
 NUM_BEST = 12
+SMALLEST_EXPONENT = 1e-3  # more parameters or tokens never hurt
 TOLERANCE = 1e-9  # of the loss, relative, from one step to the next
 
 Array = np.ndarray
@@ -33,24 +34,25 @@ Values = float | np.ndarray  # one, or one for each resample
 
 
 class Law(NamedTuple):
-    """The coefficients: numbers, or arrays with one entry for each resample."""
+    """The coefficients: numbers, or arrays with one entry for each resample. A and B by their logs: a law of runs that tell
+    little may have any."""
 
-    E: Float[Array, "..."]  # nats, of endless parameters and tokens
-    A: Float[Array, "..."]
-    alpha: Float[Array, "..."]
-    B: Float[Array, "..."]
-    beta: Float[Array, "..."]
+    E: Values  # nats, of endless parameters and tokens
+    log_A: Values
+    alpha: Values
+    log_B: Values
+    beta: Values
 
     def loss(self, parameters: Values, tokens: Values) -> Values:
         """Nats a token."""
-        return self.E + self.A * parameters**-self.alpha + self.B * tokens**-self.beta
+        size = np.exp(self.log_A - self.alpha * np.log(parameters))
+        return self.E + size + np.exp(self.log_B - self.beta * np.log(tokens))
 
     def optimal(self, flops: float) -> tuple[Values, Values]:
         """Parameters and tokens of the least loss for that many training FLOPs, counted as 6 N D."""
-        both = self.alpha + self.beta
-        ratio = (self.alpha * self.A / (self.beta * self.B)) ** (1 / both)
-        parameters = ratio * (flops / 6) ** (self.beta / both)
-        return parameters, flops / 6 / parameters
+        log_ratio = np.log(self.alpha / self.beta) + self.log_A - self.log_B
+        log_parameters = (log_ratio + self.beta * np.log(flops / 6)) / (self.alpha + self.beta)
+        return np.exp(log_parameters), np.exp(np.log(flops / 6) - log_parameters)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Interval:
     value: float
     low: float
     high: float
+
+    def exp(self) -> "Interval":
+        """Of the exponential, infinite where it is too large for a float."""
+        with np.errstate(over="ignore"):
+            return Interval(*(float(np.exp(bound)) for bound in (self.value, self.low, self.high)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +79,12 @@ class Fit:
     level: float  # probability of an interval
 
     def coefficients(self) -> dict[str, Interval]:
-        """Each coefficient."""
-        return {
-            name: self.interval(*pair) for name, pair in zip(Law._fields, zip(self.law, self.resampled, strict=True))
-        }
+        """Each coefficient, by its name in the equation."""
+        found = {}
+        for name, value, others in zip(Law._fields, self.law, self.resampled, strict=True):
+            interval = self.interval(value, others)
+            found[name.removeprefix("log_")] = interval.exp() if name.startswith("log_") else interval
+        return found
 
     def predict(self, parameters: float, tokens: float) -> Interval:
         """The loss that a run of that size will reach: the law's own uncertainty, and a run's scatter around it."""
@@ -92,7 +101,7 @@ class Fit:
     def interval(self, value: Values, resampled: Array) -> Interval:
         """Between quantiles of the resamples."""
         tail = (1 - self.level) / 2
-        low, high = np.nanquantile(resampled, [tail, 1 - tail])
+        low, high = np.quantile(resampled, [tail, 1 - tail])
         return Interval(float(value), float(low), float(high))
 
 
@@ -155,7 +164,7 @@ def check(parameters: Array, tokens: Array, losses: Array, resamples: int, level
 def to_law(theta: Float[Array, "... 5"], center: tuple[float, float]) -> Law:
     """Coefficients from (a, b, e, α, β) around the centre of log N and log D."""
     a, b, e, alpha, beta = np.moveaxis(theta, -1, 0)
-    return Law(np.exp(e), np.exp(a + alpha * center[0]), alpha, np.exp(b + beta * center[1]), beta)
+    return Law(np.exp(e), a + alpha * center[0], alpha, b + beta * center[1], beta)
 
 
 def starts(z: Float[Array, " n"], spread: Float[Array, "2"]) -> Float[Array, "starts 5"]:
@@ -205,6 +214,7 @@ def minimize(
         diagonal = np.einsum("spp->sp", curvature)  # a view
         diagonal += damping[:, None] * diagonal + 1e-12
         trial = theta - np.linalg.solve(curvature, downhill[..., None])[..., 0]
+        trial[:, 3:] = np.maximum(trial[:, 3:], SMALLEST_EXPONENT)
         new_predicted, new_slopes = log_loss(trial, points)
         new_costs = huber(new_predicted - z)
         better = new_costs < costs

@@ -60,7 +60,7 @@ def wider(factor, mup, **fields):
     return dataclasses.replace(model, mup=MupConfig(BASE.d_model) if mup else None)
 
 
-@pytest.mark.parametrize("name, rate", [("adamw", 0.01), ("muon", 0.02)])
+@pytest.mark.parametrize("name, rate", [("adamw", 0.01), pytest.param("muon", 0.02, marks=pytest.mark.slow)])
 def test_steps_move_logits_as_far_at_eight_times_the_width(name, rate):
     optim = OptimConfig(name=name, learning_rate=rate, weight_decay=0.1)
     narrow = moved(BASE, optim)

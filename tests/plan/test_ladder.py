@@ -14,7 +14,7 @@ from lmjax.plan import ladder, params
 from lmjax.plan.scaling import Law
 from lmjax.train.config import RunConfig, TrainConfig
 
-PLANTED = Law(*map(np.float64, (1.8, 90.0, 0.35, 400.0, 0.4)))
+PLANTED = Law(*map(np.float64, (1.8, np.log(90.0), 0.35, np.log(400.0), 0.4)))
 STEPS = (100, 200, 400)
 
 

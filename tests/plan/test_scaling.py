@@ -8,7 +8,7 @@ from lmjax.errors import UserError
 from lmjax.plan import scaling
 from lmjax.plan.scaling import Law, fit, huber, log_loss
 
-PLANTED = Law(*map(np.float64, (1.8, 90.0, 0.35, 400.0, 0.4)))
+PLANTED = Law(*map(np.float64, (1.8, np.log(90.0), 0.35, np.log(400.0), 0.4)))
 SIZES, LENGTHS = (65e3, 104e3, 172e3, 256e3, 430e3), (125e3, 250e3, 500e3, 1e6)
 N, D = (grid.ravel() for grid in np.meshgrid(SIZES, LENGTHS))
 LARGER = 1.2e6, 2e6
@@ -32,8 +32,8 @@ def test_no_minimum_is_lower_than_what_was_found():
         return float(huber(log_loss(theta[None], points)[0] - z)[0])
 
     law = fit(N, D, np.exp(z), resamples=20).law
-    found = np.array([np.log(law.A), np.log(law.B), np.log(law.E), law.alpha, law.beta])
-    planted = np.array([np.log(PLANTED.A), np.log(PLANTED.B), np.log(PLANTED.E), PLANTED.alpha, PLANTED.beta])
+    found = np.array([law.log_A, law.log_B, np.log(law.E), law.alpha, law.beta])
+    planted = np.array([PLANTED.log_A, PLANTED.log_B, np.log(PLANTED.E), PLANTED.alpha, PLANTED.beta])
     for start in (planted, found):
         best = scipy.optimize.minimize(cost, start, method="L-BFGS-B", options={"maxiter": 500})
         assert cost(found) <= best.fun * (1 + 1e-4)
@@ -62,7 +62,8 @@ def coverage(trials, noise=0.003, level=0.9):
     for seed in range(trials):
         made = fit(N, D, losses(noise, seed), resamples=100, level=level, seed=seed)
         best = made.optimal(1e15)["parameters"]
-        truths = [*zip(made.coefficients().values(), PLANTED, strict=True), (best, PLANTED.optimal(1e15)[0])]
+        planted = PLANTED._replace(log_A=np.exp(PLANTED.log_A), log_B=np.exp(PLANTED.log_B))
+        truths = [*zip(made.coefficients().values(), planted, strict=True), (best, PLANTED.optimal(1e15)[0])]
         reached = PLANTED.loss(*LARGER) * np.exp(noise * np.random.default_rng([2, seed]).normal())
         truths.append((made.predict(*LARGER), reached))
         held.append([interval.low <= truth <= interval.high for interval, truth in truths])
