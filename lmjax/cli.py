@@ -112,7 +112,9 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--devices", type=int, metavar="N", help="default: the fewest that the mesh takes")
     sub.add_argument("--hardware", metavar="NAME", help="such as v5p or h100: time, cost, and what fits on it")
     sub.add_argument("--json", action="store_true")
-    sub.add_argument("--topology", metavar="NAME", help="a TPU slice, such as v5p:4x4x4: compile the step for it")
+    sub.add_argument(
+        "--topology", metavar="NAME", help="a TPU slice or GPUs, such as v5p:4x4x4 or h200:8: compile the step for it"
+    )
     rest = sub.add_argument_group("with --hardware or --topology, what the figures rest on")
     rest.add_argument("--mfu", type=float, help="share of the peak that the model's FLOPs reach (default: 0.4)")
     rest.add_argument("--tokens", type=int, metavar="N", help="of the run (default: by config.train.steps)")

@@ -1,7 +1,8 @@
-"""The very train step, compiled for a TPU slice on this machine: its memory, collectives and FLOPs, as the compiler has them.
+"""The very train step, compiled for a TPU slice or for GPUs on this machine: its memory, collectives and FLOPs, as the compiler has them.
 
-libtpu compiles for a slice that it does not see (extra `topology`); no accelerator is needed. What comes out is the program that would
-run: memory is exact, and a step that does not fit is refused here as it would be there. The only part of `lmjax.plan` that imports jax.
+libtpu compiles for a slice that it does not see (extra `topology`), and XLA for GPUs that are described to it (extra `cuda`); no
+accelerator is needed. What comes out is the program that would run: memory is exact, and a step that does not fit is refused here as it
+would be there. The only part of `lmjax.plan` that imports jax.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from jax.experimental import topologies
 from lmjax.batch import Batch
 from lmjax.errors import UserError
 from lmjax.parts import build_parts
-from lmjax.plan import flops, hardware, hlo, hlo_flops
+from lmjax.plan import flops, gpu_target, hardware, hlo, hlo_flops
 from lmjax.plan.compiled import Compiled, Traffic
 from lmjax.sharding import mesh as meshes
 from lmjax.train import step as steps
@@ -32,13 +33,16 @@ MEGACORE = (
     "v4",
 )  # of libtpu's chip configurations, that in which the two cores of a chip are one device, as they are on a TPU VM
 QUIET = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # look for no TPU; others here may compile, too
+LOWERED = {"tpu": "tpu", "gpu": "cuda"}  # platforms as jax's lowering names them
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 ATTENTION_KERNELS = {"fwd": 2, "dkv": 4, "dq": 3}  # products of T × T × H in each of splash's kernels
 
 
 def devices_of(topology: str) -> list[Any]:
-    """The devices of a slice, "v5p:4x4x4"; a `UserError` where libtpu is missing or knows no such slice."""
+    """The devices of a slice, "v5p:4x4x4", or GPUs, "h200:8"; a `UserError` where the compiler is missing or knows no such slice."""
     row = hardware.by_topology(topology)
+    if row.platform == "gpu":
+        return gpus(topology, row)
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("--topology compiles by libtpu, which is not here: pip install 'lmjax[topology]'")
     for name, value in QUIET.items():
@@ -48,6 +52,16 @@ def devices_of(topology: str) -> list[Any]:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"--topology {topology}: {str(error).splitlines()[0]}") from error
+
+
+def gpus(topology: str, row: hardware.Accelerator) -> list[Any]:
+    """The GPUs of "h200:8"."""
+    hosts, count = gpu_target.shape(topology, row.devices_per_host)
+    if importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
+        raise UserError("--topology compiles by JAX's CUDA plugin, which is not here: pip install 'lmjax[cuda]'")
+    text = gpu_target.TARGETS[row.name].text()
+    described = {"target_config": text, "topology": f"1x{hosts}x{count}"}
+    return list(topologies.get_topology_desc(platform="cuda", topology_name=topology, **described).devices)
 
 
 def compile_step(config: RunConfig, topology: str) -> Compiled:
@@ -66,7 +80,7 @@ def compile_step(config: RunConfig, topology: str) -> Compiled:
             jax.ShapeDtypeStruct(shape, dtype, sharding=parts.batch_sharding) for dtype in (jnp.int32, jnp.float32)
         )
         batch = Batch(tokens=whole, targets=whole, loss_weights=number, segment_ids=whole, positions=whole)
-        lowered = step.trace(parts.abstract_state(), batch).lower(lowering_platforms=("tpu",))
+        lowered = step.trace(parts.abstract_state(), batch).lower(lowering_platforms=(LOWERED[row.platform],))
         begun = time.monotonic()
         known = {"topology": topology, "num_devices": len(devices), "mesh": dict(parts.mesh.shape)}
         try:
@@ -79,17 +93,19 @@ def compile_step(config: RunConfig, topology: str) -> Compiled:
             )  # fmt: skip
         seconds, text = time.monotonic() - begun, program(dump)
     used = compiled.memory_analysis()
-    computed = hlo_flops.flops(text) + kernel_flops(text, config, dict(parts.mesh.shape), shape)
+    computed = None  # products of a GPU are calls of libraries, into which XLA does not see
+    if row.platform == "tpu":
+        computed = hlo_flops.flops(text) + kernel_flops(text, config, dict(parts.mesh.shape), shape)
     return Compiled(
         **known,
         hbm_bytes=row.hbm_bytes,
-        fits=True,
+        fits=needed_bytes(used) <= row.hbm_bytes,  # for a TPU it does: else the compiler had refused
         needed_bytes=needed_bytes(used),
         argument_bytes=used.argument_size_in_bytes,
         temporary_bytes=used.temp_size_in_bytes,
         code_bytes=used.generated_code_size_in_bytes,
         flops=computed,
-        compute_s=computed / row.peak_flops(config.train.precision),
+        compute_s=None if computed is None else computed / row.peak_flops(config.train.precision),
         traffic=traffic(text, parts.mesh, row),
         compile_s=seconds,
     )
@@ -110,7 +126,7 @@ def dump_folder() -> Iterator[pathlib.Path]:
 
 def program(dump: pathlib.Path) -> str:
     """The program as it would run."""
-    (path,) = dump.glob("*jit_step*.after_optimizations.txt")
+    (path,) = dump.glob("*jit_step*after_optimizations.txt")
     return path.read_text(encoding="utf-8")
 
 
@@ -142,7 +158,7 @@ def kernel_flops(text: str, config: RunConfig, sizes: dict[str, int], shape: tup
 def traffic(text: str, mesh: jax.sharding.Mesh, row: hardware.Accelerator) -> tuple[Traffic, ...]:
     """The collectives by kind and mesh axes, those that send most first."""
     sizes = dict(mesh.shape)
-    coordinates = np.array([(*device.coords, device.core_on_chip) for device in mesh.devices.flat])
+    coordinates = places(mesh, row)
     found: dict[tuple, Traffic] = {}
     for one in hlo.collectives(text):
         key = one.kind, one.axes(sizes)
@@ -157,8 +173,21 @@ def traffic(text: str, mesh: jax.sharding.Mesh, row: hardware.Accelerator) -> tu
     return tuple(sorted(found.values(), key=lambda each: -each.sent_bytes))
 
 
+def places(mesh: jax.sharding.Mesh, row: hardware.Accelerator) -> np.ndarray:
+    """Where each device of the mesh is: its coordinates in the torus, or its host."""
+    if row.platform == "tpu":
+        return np.array([(*device.coords, device.core_on_chip) for device in mesh.devices.flat])
+    return np.array([(device.id // row.devices_per_host,) for device in mesh.devices.flat])
+
+
 def bandwidth(groups: hlo.Groups, coordinates: np.ndarray, row: hardware.Accelerator) -> float:
-    """Bytes a second that a device can send to the others of its group: by the links of the torus dims that the group spans."""
-    places = coordinates[np.array(groups)]  # groups, members, dims
-    spanned = int(np.any(places != places[:, :1], axis=(0, 1))[: row.torus_dims].sum())
+    """Bytes a second that a device can send to the others of its group.
+
+    By the links of the torus dims that the group spans; of GPUs by those within a host, or by the network where it spans hosts.
+    """
+    members = coordinates[np.array(groups)]  # groups, members, dims
+    moved = np.any(members != members[:, :1], axis=(0, 1))
+    if row.platform == "gpu":
+        return gpu_target.NETWORK_BYTES_PER_S if moved.any() else row.interconnect_bytes_per_s
+    spanned = int(moved[: row.torus_dims].sum())
     return row.interconnect_bytes_per_s * max(spanned, 1) / row.torus_dims

@@ -78,16 +78,24 @@ def render(result: Compiled, planned_bytes: int, planned_flops: float) -> Group:
     )
     off = f"planned {gib(planned_bytes)}, {planned_bytes / result.needed_bytes - 1:+.1%}"
     if not result.fits:
-        needed = f"does not fit: {gib(result.needed_bytes)} of temporaries, and {gib(result.hbm_bytes)} of HBM are free"
+        of = " of temporaries" if result.argument_bytes is None else ""  # a refusal names no more
+        needed = f"does not fit: {gib(result.needed_bytes)}{of}, and {gib(result.hbm_bytes)} of HBM are free"
         return Group(title, Text(f"{needed} (planned {gib(planned_bytes)} in all)"))
     lines = [
         f"memory     {gib(result.needed_bytes)} a device, {share} ({off}): "
         f"{gib(result.argument_bytes)} arguments, {gib(result.temporary_bytes)} temporaries; code {gib(result.code_bytes)}",
-        f"FLOPs      {si(result.flops)} a device (planned {si(planned_flops)}, {planned_flops / result.flops - 1:+.1%})",
-        f"a step     computing {result.compute_s:.3g} s, communicating {result.communicate_s:.3g} s at the hardware's peaks; "
+        f"FLOPs      {si(result.flops)} a device (planned {si(planned_flops)}, {planned_flops / result.flops - 1:+.1%})"
+        if result.flops is not None
+        else f"FLOPs      planned {si(planned_flops)} a device; the compiler does not see into a GPU's libraries",
+        f"a step     {computing(result)}communicating {result.communicate_s:.3g} s at the hardware's peaks; "
         f"{result.overlapped_share:.0%} of the bytes sent beside other work",
     ]
     return Group(title, *map(Text, lines), traffic_table(result))
+
+
+def computing(result: Compiled) -> str:
+    """The time of the products, where they are known."""
+    return "" if result.compute_s is None else f"computing {result.compute_s:.3g} s, "
 
 
 def traffic_table(result: Compiled) -> Table:

@@ -30,7 +30,13 @@ SMALL = RunConfig(
 
 @pytest.mark.parametrize(
     "topology, message",
-    [("h100:8", "slices are of TPUs"), ("v9:2x2", "is not in the table"), ("v5e:5x7x3", "--topology")],
+    [
+        ("v9:2x2", "is not in the table"),
+        ("v5e:5x7x3", "--topology"),
+        ("h100-pcie:8", "of GPUs the compiler knows a100"),
+        ("h200", "as h200:8"),
+        ("h200:12", "up to 8 or a multiple"),
+    ],
 )
 def test_slices_that_are_none(topology, message):
     with pytest.raises(UserError, match=message):
@@ -41,6 +47,8 @@ def test_without_the_compiler_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'lmjax\[topology\]'"):
         compiling.devices_of("v5e:2x2")
+    with pytest.raises(UserError, match=r"pip install 'lmjax\[cuda\]'"):
+        compiling.devices_of("h200:8")
 
 
 @pytest.mark.parametrize(
@@ -81,6 +89,12 @@ def test_a_small_step_compiled():
     console = Console(record=True, width=160, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(compiled.render(result, planned.memory.total, planned.device_flops))
     assert "all-gather" in console.export_text() and "Compiled for v5e:2x2" in console.export_text()
+
+
+@pytest.mark.parametrize("groups, rate", [(((0, 1), (2, 3)), 450e9), (((0, 2), (1, 3)), 50e9)])
+def test_gpus_of_two_hosts_speak_over_the_network(groups, rate):
+    places = np.array([(0,), (0,), (1,), (1,)])
+    assert compiling.bandwidth(groups, places, hardware.by_name("h200")) == rate
 
 
 def test_what_does_not_fit_is_said():
