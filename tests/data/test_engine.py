@@ -102,10 +102,10 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_
 for _ in range(2):
     cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
 cluster.wait_for_nodes()
+ray.init(address=cluster.address, include_dashboard=False)
 inputs, copies, out = map(Path, sys.argv[2:5])
 for name, config in test_engine.configs(inputs, copies, engine="ray", ray_address=cluster.address).items():
     prepare(config, out / name)
-ray.init(address=cluster.address, ignore_reinit_error=True, include_dashboard=False)
 print("nodes", len([node for node in ray.nodes() if node["Alive"]]))
 ray.shutdown()
 cluster.shutdown()
@@ -124,7 +124,7 @@ def test_a_ray_cluster_writes_the_same_bytes(tmp_path):
     }
     places = map(str, (Path(__file__).parent, inputs, copies, tmp_path / "ray"))
     arguments = [sys.executable, "-c", RAY_SCRIPT, *places]
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "nodes 3" in done.stdout
     for name, config in configs(inputs, copies).items():
