@@ -16,6 +16,7 @@ from typing import Any
 
 from lmjax.config import to_dict
 from lmjax.data import passes
+from lmjax.data.document import to_bytes
 from lmjax.data.stage import Stage
 from lmjax.data.written import read_written
 from lmjax.errors import UserError
@@ -77,9 +78,7 @@ def bytes_per_token(tokenizer: str | None, profiles: dict[str, Any]) -> dict[str
     for source, values in profiles.items():
         texts = [text for _, _, text, _ in values["samples"]]
         tokens = sum(len(ids) for ids in encode(texts))
-        measured[source] = (
-            sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) / max(1, tokens) or BYTES_PER_TOKEN
-        )
+        measured[source] = sum(map(len, map(to_bytes, texts))) / max(1, tokens) or BYTES_PER_TOKEN
     return measured
 
 

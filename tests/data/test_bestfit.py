@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from tiny_shards import Bytes, make_shards, random_texts, stream
+from tiny_shards import Bytes, make_shards, random_texts, stream, traced_tokens
 
 from lmjax.config import build
 from lmjax.data import bestfit
@@ -344,10 +344,7 @@ def test_traced_spans_are_the_batch(shards, packing):
         batch, traced = reader(step), trace(reader, step)
         assert [row["row"] for row in traced] == list(range(B))
         for row in traced:
-            tokens = []
-            for span in row["documents"]:
-                ids = [256, *texts[span["id"]].encode(), 257]
-                tokens += ids[span["start_token"] : span["stop_token"]]
+            tokens = traced_tokens(row, texts)
             assert tokens + [0] * (T - len(tokens)) == batch.tokens[row["row"]].tolist()
             assert len(row["documents"]) == batch.segment_ids[row["row"]].max()
 

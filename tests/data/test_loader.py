@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from tiny_shards import Bytes, make_shards, random_texts
+from tiny_shards import Bytes, make_shards, random_texts, traced_tokens
 
 from lmjax.config import build
 from lmjax.data.config import DataConfig, StageConfig
@@ -375,14 +375,10 @@ def test_traced_spans_are_the_batch(shards, reader):
         batch, traced = reader(step), trace(reader, step)
         assert [row["row"] for row in traced] == list(range(B))
         for row in traced:
-            tokens = []
             for span in row["documents"]:
-                assert span["meta"] == {"number": int(span["id"].split("-")[1])} and span["id"].startswith(
-                    row["source"]
-                )
-                ids = [256, *texts[span["id"]].encode(), 257]
-                tokens += ids[span["start_token"] : span["stop_token"]]
-            assert tokens == batch.tokens[row["row"]].tolist()
+                assert span["meta"] == {"number": int(span["id"].split("-")[1])}
+                assert span["id"].startswith(row["source"])
+            assert traced_tokens(row, texts) == batch.tokens[row["row"]].tolist()
             assert len(row["documents"]) == batch.segment_ids[row["row"]].max()
     assert {row["epoch"] for row in trace(reader, 12345)} != {0}
     assert [row["row"] for row in trace(reader_of(shards, [6, 1]), 5)] == [1, 6]

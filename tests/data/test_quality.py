@@ -2,11 +2,11 @@
 
 import math
 import random
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from linear_time import assert_linear
 
 from lmjax.config import build
 from lmjax.data.document import Document
@@ -308,13 +308,4 @@ def test_edges(fitted, text_):
 def test_time_is_linear(fitted, piece):
     stage, folder = fitted
     apply = stage.open(folder)
-
-    def seconds(length: int) -> float:
-        document, best = Document("d", piece * (length // len(piece)), "s"), 1e9
-        for _ in range(3):
-            start = time.process_time()
-            apply(document, Tally())
-            best = min(best, time.process_time() - start)
-        return best
-
-    assert seconds(160_000) < 4 * 2.5 * max(seconds(40_000), 0.002)
+    assert_linear(apply, piece, 40_000)

@@ -1,9 +1,9 @@
 """What the lists find, what they must not find, and what becomes of it."""
 
-import time
 from pathlib import Path
 
 import pytest
+from linear_time import assert_linear
 
 from lmjax.data.document import Document
 from lmjax.data.safety import CATEGORIES, LISTS, Matcher, Safety, read_list
@@ -182,13 +182,4 @@ def test_edges(text, own):
 @pytest.mark.parametrize("piece", ["a", "@", "ass", "ass ", "zig zag ", " ", "\ud800", "\u0301"])
 def test_time_is_linear(piece):
     apply = Safety().open(Path("."))
-
-    def seconds(length: int) -> float:
-        document, best = Document("d", piece * (length // len(piece)), "s"), 1e9
-        for _ in range(3):
-            start = time.process_time()
-            apply(document, Tally())
-            best = min(best, time.process_time() - start)
-        return best
-
-    assert seconds(80_000) < 4 * 2.5 * max(seconds(20_000), 0.002)
+    assert_linear(apply, piece, 20_000)

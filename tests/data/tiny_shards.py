@@ -73,3 +73,11 @@ def stream(source) -> list[tuple[int, int, int]]:
     """Every token of a source in stored order: (document, position in it, id)."""
     documents = source.read(np.arange(source.num_documents))
     return [(d, i, int(token)) for d, ids in enumerate(documents) for i, token in enumerate(ids)]
+
+
+def traced_tokens(row: dict, texts: dict[str, str]) -> list[int]:
+    """The ids that a traced row says it holds, from the texts themselves: bytes between <bos> and <eos>."""
+    tokens: list[int] = []
+    for span in row["documents"]:
+        tokens += [256, *texts[span["id"]].encode(), 257][span["start_token"] : span["stop_token"]]
+    return tokens
