@@ -18,7 +18,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from lmjax.axes import EXPERT, TENSOR
@@ -29,7 +28,7 @@ from lmjax.model.grouped import grouped_dot
 from lmjax.model.initialize import Initializer
 from lmjax.model.mlp import ACTIVATIONS, Mlp
 from lmjax.model.router import RouterStats, Routes
-from lmjax.sharding import mesh, rules
+from lmjax.sharding import mesh
 
 
 class Weights(NamedTuple):
@@ -97,9 +96,14 @@ def on_own_rows(local):
     """`local(x, valid, weights)` on each device's rows, experts and hidden units."""
     if not mesh.is_split():
         return local
-    places = Weights(*(PartitionSpec(*rules.spec(axes)) for axes in PLACES))
-    rows = PartitionSpec(*rules.spec(("rows",)))
-    return jax.shard_map(local, in_specs=(rows, rows, places), out_specs=(rows, rows), check_vma=False)
+    places, rows = Weights(*(mesh.spec(*axes) for axes in PLACES)), mesh.spec("rows")
+    return jax.shard_map(
+        local,
+        in_specs=(rows, rows, places),
+        out_specs=(rows, rows),
+        axis_names=mesh.automatic_axes(),
+        check_vma=False,
+    )
 
 
 def mix(

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from lmjax.axes import STAGE
+from lmjax.axes import DATA, STAGE
 from lmjax.sharding import mesh
 from lmjax.sharding.mesh import constrain
 from lmjax.sharding.stages import Schedule
@@ -35,6 +35,25 @@ def run(stage: Stage, x: Array, weights: Any, numbers: Array, rows: Any, plan: S
       rows: arrays with a leading B, which belong to the rows of x.
       plan: of this many rows.
     """
+    if mesh.size(DATA) == 1:
+        return run_replica(stage, x, weights, numbers, rows, plan)
+
+    # Replicas apart, whose gradients are summed once: the compiler alone would sum them at every tick.
+    def replica(x, weights, numbers, rows):
+        return run_replica(stage, x, weights, numbers, rows, plan)
+
+    whole, own = PartitionSpec(), PartitionSpec(DATA)
+    return jax.shard_map(
+        replica,
+        in_specs=(own, whole, whole, own),
+        out_specs=(own, PartitionSpec(None, DATA)),
+        axis_names={DATA},
+        check_vma=False,
+    )(x, weights, numbers, rows)
+
+
+def run_replica(stage: Stage, x: Array, weights: Any, numbers: Array, rows: Any, plan: Schedule) -> tuple[Array, Any]:
+    """`run` of the rows of one replica."""
     chunks = jax.tree.map(lambda w: deal(w, plan), weights)
     rows = jax.tree.map(lambda a: merge_places(micro_batches(a, plan)), rows)
     numbers = numbers.reshape(plan.repeats, plan.stages, -1)

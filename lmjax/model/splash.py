@@ -6,11 +6,10 @@ The kernel is not partitioned by the compiler, so on a mesh each device runs it 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as kernels
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from lmjax.model.blockwise import Rule
-from lmjax.sharding import mesh, rules
+from lmjax.sharding import mesh
 
 LANES = 128  # a block of keys is a multiple of it
 BLOCKS = (512, 256, LANES)  # the largest that divides the row
@@ -39,11 +38,11 @@ def attend(
 
     if not mesh.automatic_axes():
         return local(q, k, v, segments)
-    keys, rows = rules.spec(("rows", None, "kv_heads", None)), rules.spec(("rows", None))
-    specs = [PartitionSpec(*spec) for spec in ((*keys, None), keys, keys, rows)]
+    keys, rows = mesh.spec("rows", None, "kv_heads", None), mesh.spec("rows", None)
+    specs = mesh.spec("rows", None, "kv_heads", None, None), keys, keys, rows
     return jax.shard_map(
         local,
-        in_specs=tuple(specs),
+        in_specs=specs,
         out_specs=specs[0],
         axis_names=mesh.automatic_axes(),
         check_vma=False,

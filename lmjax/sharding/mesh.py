@@ -32,7 +32,14 @@ def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
     """Pins the layout of an activation; without an ambient mesh, the identity."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*rules.spec(logical)))
+    return jax.lax.with_sharding_constraint(x, spec(*logical))
+
+
+def spec(*logical: str | None) -> PartitionSpec:
+    """Where an array with these logical axes lies, but for what a `shard_map` around has split already."""
+    automatic = automatic_axes()
+    names = ((axes,) if isinstance(axes, str) else axes or () for axes in rules.spec(logical))
+    return PartitionSpec(*(tuple(axis for axis in axes if axis in automatic) or None for axes in names))
 
 
 def platform() -> str:
@@ -64,8 +71,8 @@ def is_split() -> bool:
 
 
 def shards(logical: str) -> int:
-    """Into how many pieces a logical axis is cut on the ambient mesh."""
-    (axes,) = rules.spec((logical,))
+    """Into how many pieces the compiler cuts a logical axis on the ambient mesh."""
+    (axes,) = spec(logical)
     return rules.num_shards(axes, {axis: size(axis) for axis in MESH_AXES})
 
 
