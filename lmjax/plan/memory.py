@@ -3,27 +3,24 @@
 Exact, from the shapes and the sharding rules: parameters (float32), optimizer state, gradients (float32; a second copy where
 micro-batches are accumulated), the batch.
 
-Estimates, of what the compiler keeps for the backward pass. For one layer and one token, with a bytes for an activation (2 in half
-precision, as on TPU and GPU, else 4), w arrays of the MLP's width by its activation (`MLP_ARRAYS`), and t = config.mesh.tensor:
+The temporaries are an estimate: the buffers that a step holds, each from one phase to another, placed as the compiler places them
+(`lmjax/plan/heap.py`). With a bytes for a number in products, w numbers in a layer's products, h = D V / tensor in the head, n shards over
+fsdp (zero = 3; else 1), and C tokens in a chunk of the loss:
 
-    none            16 D + 2 a D + w F/t + attention   two norms in float32, inputs of qkv and up
-      blockwise     a (3 N + 2 K) H/t + 4 N/t          q, output twice, k, v, log Z
-      reference     a (2 N + 2 K) H/t + (4 + a) N T/t  scores before and after the softmax (8 N T/t more with a softcap)
-    dots            2 a D + a (N + 2 K) H/t + M a F/t  layer input, and the outputs of the products
-    block_outputs   2 a D                              layer input, attention branch
-    full            a D                                layer input
+    look-up            table, gathered                                    a h, n > 1
+    forward            what the layers keep (`activations.py`)            until the backward pass is through
+                       a layer's weights, and the next one's, whole       2 a w, n > 1, else a w; what is there in its MLP
+    loss head          output weights; logits, their gradient             a h; (4 + a) C V / tensor
+                       gradient of the output weights, whole, float32     4 h
+    head's gradient    the same in the products' dtype, to be scattered   a h, n > 1; its share stays until the update
+    backward           a layer's weights whole, and their gradients       3 a w, n > 1, else 2 a w; what is there in its MLP
+                       gradients of all layers                            until the update
+    table's gradient   added up in float32, then as above                 4 h, a h
+    update             in place
 
-Experts keep rows · (3 a D + w F/t) in place of w F/t under "none", and nothing under "dots": rows gathered, run through, and brought
-back. There are k rows for a token; factor · k with a capacity; with dropless experts on x = config.mesh.expert devices, the worst
-case x · min(k, E/x). A shared MLP comes on top. All this is
+In a pipeline of S stages the layers are those of a stage, the tokens those of a tick; every tick keeps as much, also in the bubble, and rows
+wait before and after it. Where it goes round several times, a stage's weights and gradients are dealt to it whole.
 
-times the tokens of a device in one micro-batch, summed over layers (in a pipeline times ticks / (M · R): the bubble keeps as much); none
-keeps a copy of the layers' weights in the product's dtype as well. While the backward pass is in a layer, what "none" keeps of that one
-layer exists too. Around the layers: the final norm and the gradient of its output, and rows that wait for a pipeline. Loss head: one
-chunk's logits and their gradient in float32, and the gradient of the output weights. Sharded weights (zero = 3): one layer's and the head's
-gathered in the product's dtype, and that layer's gradient before it is scattered.
-
-The compiler's own temporaries and fragmentation come on top; a compiled step's `memory_analysis` is the test.
 """
 
 import dataclasses
@@ -33,7 +30,8 @@ from lmjax.axes import MESH_AXES
 from lmjax.config import need
 from lmjax.model.config import ModelConfig
 from lmjax.model.pattern import kinds
-from lmjax.plan import params
+from lmjax.plan import activations, heap, params
+from lmjax.plan.heap import Buffer
 from lmjax.sharding import rules
 from lmjax.sharding.config import check_tokens_divide
 from lmjax.sharding.stages import Schedule, check_layers, schedule
@@ -43,14 +41,6 @@ FLOAT32_BYTES = 4
 BATCH_BYTES = 5 * 4  # of a position: tokens, targets, loss_weights, segment_ids, positions
 FACTOR_ABOVE = 128  # adafactor factors arrays whose two largest dims reach this (optax's default)
 
-# Arrays of the MLP's width that "none" keeps, in bytes for a hidden unit, given the bytes of an activation.
-MLP_ARRAYS = {
-    "swiglu": lambda a: 6 * a,  # gate, up, sigmoid, silu, product, and the product as the input of down
-    "geglu": lambda a: 8 * a,
-    "gelu": lambda a: 6 * a,
-    "relu": lambda a: a + 1,  # the input of down, and a boolean mask
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
@@ -58,16 +48,17 @@ class Memory:
 
     params: int
     optimizer: int
-    gradients: int
     batch: int
-    activations: int  # estimate, see the module
-    loss_head: int  # estimate
-    gathered: int  # estimate
+    temporaries: int  # estimate, see the module: the heap at its tallest
+    gradients: int  # among the temporaries, or on the way to them
+    activations: int  # among the temporaries, estimate: what the layers keep for the backward pass
+    phase: str  # in which most is held at once
+    held: dict[str, int]  # in that phase, the temporaries by part; with the gaps between them they make the heap
 
     @property
     def total(self) -> int:
-        """All parts together, as if all peaked at once."""
-        return sum(dataclasses.asdict(self).values())
+        """At the peak."""
+        return self.params + self.optimizer + self.batch + self.temporaries
 
     @property
     def state(self) -> int:
@@ -201,92 +192,73 @@ def factored_size(shape: tuple[int, ...]) -> int | None:
 # --------------------------------------------------------------------------------------------------------------- estimates
 
 
-def kept_for_backward(model: ModelConfig, seq_len: int, a: int, tensor: int, remat: str, expert: int = 1) -> float:
-    """Bytes that one layer, of a model whose layers are alike, keeps of one token under a remat policy, `a` bytes an activation."""
-    width, queries = model.d_model, model.num_heads * model.dim_head / tensor
-    keys = model.kv_heads * model.dim_head / tensor
-    hidden = (model.hidden if model.moe is None else model.moe.shared_d_ff) / tensor
-    if remat == "full":
-        return float(a * width)
-    if remat == "block_outputs":
-        return float((2 if model.block == "pre" else 3) * a * width)  # a norm after the MLP needs its output
-    if remat == "dots":
-        return 2 * a * width + a * (queries + 2 * keys) + (2 if model.gated else 1) * a * hidden
-    norms = (
-        (32 if model.block == "sandwich" else 16) * width
-        + 2 * a * width
-        + (8 * (queries + keys) if model.qk_norm else 0)
-    )
-    dropout = 2 * width if model.dropout else 0  # a boolean mask on each branch
-    mlp = MLP_ARRAYS[model.activation](a) * hidden + experts_keep(model, a, tensor, expert)
-    return norms + dropout + mlp + attention_keeps(model, seq_len, a, tensor)
+PHASES = ("look-up", "forward", "loss head", "head's gradient", "backward", "table's gradient", "update")
+LOOK_UP, FORWARD, HEAD, HEAD_GRADIENT, BACKWARD, TABLE_GRADIENT, UPDATE = range(len(PHASES))
+KEPT, LAYER, WEIGHTS, GRADIENTS, LOGITS = "kept by layers", "in a layer", "whole weights", "gradients", "logits"
 
 
-def experts_keep(model: ModelConfig, a: int, tensor: int, expert: int) -> float:
-    """Bytes that one layer's experts keep of one token where nothing is rematerialized."""
-    if model.moe is None:
-        return 0.0
-    return expert_rows(model, expert) * (
-        3 * a * model.d_model + MLP_ARRAYS[model.activation](a) * model.hidden / tensor
-    )
-
-
-def expert_rows(model: ModelConfig, expert: int) -> float:
-    """Rows that run through experts for one token; with dropless experts on several devices, the buckets' worst case."""
-    if model.moe.capacity_factor is None and expert > 1:
-        return float(expert * min(model.moe.top_k, model.moe.num_experts // expert))
-    return model.moe.top_k * (model.moe.capacity_factor or 1.0)
-
-
-def attention_keeps(model: ModelConfig, seq_len: int, a: int, tensor: int) -> float:
-    """Bytes that one layer's attention keeps of one token where nothing is rematerialized."""
-    heads, keys = model.num_heads / tensor, 2 * model.kv_heads * model.dim_head / tensor
-    if is_blockwise(model, seq_len):
-        return a * (3 * heads * model.dim_head + keys) + 4 * heads
-    scores = 4 + a + (8 if model.attention_softcap is not None else 0)
-    return a * (2 * heads * model.dim_head + keys) + scores * heads * seq_len
-
-
-def is_blockwise(model: ModelConfig, seq_len: int) -> bool:
-    """Whether attention never holds T × T scores; `lmjax.model.attention.choose` decides."""
-    return seq_len > model.attention_block if model.attention == "auto" else model.attention != "reference"
-
-
-def activation_bytes(config: RunConfig, where: Layout) -> int:
-    """Bytes on a device of what the layers keep for the backward pass of one micro-batch."""
+def buffers(config: RunConfig, where: Layout) -> list[Buffer]:
+    """What a step holds beside its arguments, see the module."""
     model, length, a = config.model, config.data.longest, product_bytes(config)
-    expert = where.sizes["expert"]
-    passes = where.pipeline
-    # Rows of a tick, and layers of a chunk: every tick of a pipeline keeps as much, also in the bubble.
-    tokens, share = where.tokens(length) * passes.stages / passes.micro_batches, passes.ticks / passes.chunks
-    kept, one_layer = 0.0, 0.0
-    for alike, count in model.alike.items():
-        kept += share * count * kept_for_backward(alike, length, a, where.tensor, model.remat, expert)
-        one_layer = max(one_layer, kept_for_backward(alike, length, a, where.tensor, "none", expert))
-    around = (8 + (2 if passes.stages == 1 else 4) * a) * model.d_model
-    weights = layer_weights(model, where) * a if model.remat == "none" else 0
-    return round(tokens * (kept + one_layer) + where.tokens(length) * around) + weights // fsdp_shards(where)
+    tensor, expert, n = where.tensor, where.sizes["expert"], fsdp_shards(where)
+    tokens, is_split, passes = where.tokens(length), n > 1, where.pipeline
+    # Tokens of a tick, and how often a layer's are kept.
+    tick, share = tokens * passes.stages / passes.micro_batches, passes.ticks / passes.chunks
+    head = model.d_model * model.vocab_size // tensor
+    layer = max(layer_weights(alike, where) for alike in model.alike) // (model.num_layers // passes.stages)
+    gradients = tree_bytes(model, where, fsdp=where.zero >= 2)
+    outer = (
+        FLOAT32_BYTES * head // (where.sizes["fsdp"] if where.zero >= 2 else 1)
+    )  # a gradient of table or head that stays
+    kept = sum(
+        share * count * activations.kept_for_backward(alike, length, a, tensor, model.remat, expert)
+        for alike, count in model.alike.items()
+    )
+    forward = max(activations.forward_needs(alike, a, tensor, expert) for alike in model.alike)
+    backward = max(activations.backward_needs(alike, a, tensor, expert) for alike in model.alike)
+    chunk = chunk_tokens(config, where) * (model.vocab_size // tensor)
+    stream = tokens * a * model.d_model
+    found = [
+        Buffer(KEPT, round(tick * kept), FORWARD, BACKWARD),
+        Buffer(LAYER, round(tick * forward), FORWARD, FORWARD),
+        Buffer(WEIGHTS, (2 if is_split else 1) * a * layer, FORWARD, FORWARD),
+        Buffer(LAYER, stream * 2, HEAD, HEAD),  # the final norm's output, and its gradient
+        Buffer(WEIGHTS, a * head, HEAD, HEAD),
+        Buffer(LOGITS, FLOAT32_BYTES * chunk, HEAD, HEAD),
+        Buffer(LOGITS, a * chunk, HEAD, HEAD),
+        Buffer(LAYER, stream, HEAD_GRADIENT, BACKWARD),
+        Buffer(LAYER, round(tick * backward), BACKWARD, BACKWARD),
+        Buffer(WEIGHTS, (2 if is_split else 1) * a * layer, BACKWARD, BACKWARD),
+        Buffer(GRADIENTS, a * layer, BACKWARD, BACKWARD),
+        Buffer(GRADIENTS, gradients - outer * (1 if model.tie_embeddings else 2), BACKWARD, UPDATE),
+    ]
+    if is_split:
+        found += [
+            Buffer(WEIGHTS, a * head, LOOK_UP, LOOK_UP),
+            Buffer(GRADIENTS, FLOAT32_BYTES * head, HEAD, HEAD_GRADIENT),
+            Buffer(GRADIENTS, a * head, HEAD_GRADIENT, HEAD_GRADIENT),
+            Buffer(GRADIENTS, outer, HEAD_GRADIENT, UPDATE),
+            Buffer(GRADIENTS, FLOAT32_BYTES * head, TABLE_GRADIENT, TABLE_GRADIENT),
+            Buffer(GRADIENTS, a * head, TABLE_GRADIENT, TABLE_GRADIENT),
+        ]
+    else:
+        found.append(Buffer(GRADIENTS, FLOAT32_BYTES * head, HEAD, UPDATE))
+    if not (is_split or model.tie_embeddings):
+        found.append(Buffer(GRADIENTS, FLOAT32_BYTES * head, TABLE_GRADIENT, UPDATE))
+    if passes.stages > 1:
+        found.append(Buffer(LAYER, 2 * stream, FORWARD, BACKWARD))
+    if passes.repeats > 1:
+        found.append(Buffer(WEIGHTS, 2 * FLOAT32_BYTES * layer_weights(model, where) // n, FORWARD, BACKWARD))
+    if config.train.accumulation > 1:
+        found.append(Buffer(GRADIENTS, gradients, LOOK_UP, UPDATE))
+    return found
 
 
-def loss_head_bytes(config: RunConfig, where: Layout) -> int:
-    """Bytes on a device of one chunk's logits and their gradient, and of the output weights' gradient."""
+def chunk_tokens(config: RunConfig, where: Layout) -> int:
+    """Tokens of a device whose logits exist at one time."""
     length = config.data.longest // where.sizes["context"]
     chunks = min(length, -(-where.rows * length // config.train.loss_chunk))
-    chunk = where.rows * -(-length // chunks)
-    vocab = config.model.vocab_size // where.tensor
-    return FLOAT32_BYTES * vocab * (2 * chunk + config.model.d_model)
-
-
-def gathered_bytes(config: RunConfig, where: Layout) -> int:
-    """Bytes on a device of sharded weights that are whole while they are used: one layer's with its gradient, and the head's; and of
-    a stage's layers with their gradients, where a pipeline of several rounds deals them."""
-    a, model = product_bytes(config), config.model
-    dealt = 2 * FLOAT32_BYTES * layer_weights(model, where) // fsdp_shards(where) if where.pipeline.repeats > 1 else 0
-    if fsdp_shards(where) == 1:
-        return dealt
-    own_layers = model.num_layers // where.pipeline.stages
-    layer = max(layer_weights(alike, where) for alike in model.alike) // own_layers
-    return dealt + layer * (a + FLOAT32_BYTES) + model.d_model * model.vocab_size * a // where.tensor
+    return where.rows * -(-length // chunks)
 
 
 def layer_weights(model: ModelConfig, where: Layout) -> int:
@@ -309,13 +281,20 @@ def product_bytes(config: RunConfig) -> int:
 def memory(config: RunConfig, num_devices: int) -> Memory:
     """Bytes on each of `num_devices` devices; a `UserError` where the run does not divide over them."""
     where, model = layout(config, num_devices), config.model
+    found = buffers(config, where)
+    phase = heap.fullest(found)
+    held: dict[str, int] = {}
+    for one in found:
+        if one.first <= phase <= one.last:
+            held[one.part] = held.get(one.part, 0) + one.size
     copies = 2 if config.train.accumulation > 1 else 1
     return Memory(
         params=tree_bytes(model, where, fsdp=where.zero == 3),
         optimizer=optimizer_bytes(model, where, config.optim.name),
-        gradients=copies * tree_bytes(model, where, fsdp=where.zero >= 2),
         batch=config.train.accumulation * where.rows * config.data.longest * BATCH_BYTES,
-        activations=activation_bytes(config, where),
-        loss_head=loss_head_bytes(config, where),
-        gathered=gathered_bytes(config, where),
+        temporaries=heap.height(found),
+        gradients=copies * tree_bytes(model, where, fsdp=where.zero >= 2),
+        activations=sum(one.size for one in found if one.part == KEPT),
+        phase=PHASES[phase],
+        held=held,
     )

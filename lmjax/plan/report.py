@@ -302,15 +302,21 @@ def flops_table(result: Plan) -> Table:
 
 
 def memory_table(result: Plan) -> Table:
-    """Bytes of one device by part."""
+    """Bytes of one device by part, and what the temporaries are when they are most."""
+    used = result.memory
     made = table(f"\nMemory of each of {result.num_devices} device(s)", "part", "bytes", "of HBM")
     hbm = None if result.costs is None else result.costs.accelerator.hbm_bytes
-    estimates = ("activations", "loss_head", "gathered")
-    for name, size in (dataclasses.asdict(result.memory) | {"total": result.memory.total}).items():
-        if name == "total":
-            made.add_section()
-        label = name.replace("_", " ") + (" (estimate)" if name in estimates else "")
+
+    def row(label: str, size: int) -> None:
         made.add_row(label, gib(size), "" if hbm is None else f"{size / hbm:.1%}")
+
+    for name in ("params", "optimizer", "batch"):
+        row(name, getattr(used, name))
+    row("temporaries (estimate)", used.temporaries)
+    for part, size in sorted(used.held.items(), key=lambda item: -item[1]):
+        row(f"  in the {used.phase}: {part}", size)
+    made.add_section()
+    row("total", used.total)
     return made
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import math
 
 from lmjax.config import need
-from lmjax.plan import memory, params
+from lmjax.plan import activations, memory, params
 from lmjax.plan.flops import flops_per_token
 from lmjax.plan.hardware import Accelerator
 from lmjax.train.config import RunConfig
@@ -127,7 +127,7 @@ def sent_bytes(config: RunConfig, where: memory.Layout) -> dict[str, float]:
         "context": 0.0,
     }
     if model.moe is not None:
-        rows = memory.expert_rows(model, n["expert"])
+        rows = activations.expert_rows(model, n["expert"])
         sent["expert"] = 4 * ring["expert"] * sum(model.expert_layers) * a * tokens * rows * model.d_model
     if n["context"] > 1:
         keys = 2 * model.kv_heads * model.dim_head / n["tensor"]

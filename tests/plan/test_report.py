@@ -118,7 +118,7 @@ def test_the_page(hardware_name):
         "mlp",
         "tokens a parameter",
         "compute-optimal tokens",
-        "activations (estimate)",
+        "temporaries (estimate)",
         "8 device(s)",
     ):
         assert words in text
