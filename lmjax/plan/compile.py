@@ -7,6 +7,7 @@ would be there. The only part of `lmjax.plan` that imports jax.
 
 import contextlib
 import importlib.util
+import math
 import os
 import pathlib
 import re
@@ -20,8 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 
+from lmjax.axes import MESH_AXES
 from lmjax.batch import Batch
 from lmjax.errors import UserError
+from lmjax.model.config import ModelConfig
 from lmjax.parts import build_parts
 from lmjax.plan import flops, gpu_target, hardware, hlo, hlo_flops
 from lmjax.plan.compiled import Compiled, Traffic
@@ -82,7 +85,11 @@ def compile_step(config: RunConfig, topology: str) -> Compiled:
         batch = Batch(tokens=whole, targets=whole, loss_weights=number, segment_ids=whole, positions=whole)
         lowered = step.trace(parts.abstract_state(), batch).lower(lowering_platforms=(LOWERED[row.platform],))
         begun = time.monotonic()
-        known = {"topology": topology, "num_devices": len(devices), "mesh": dict(parts.mesh.shape)}
+        known = {
+            "topology": topology,
+            "num_devices": len(devices),
+            "mesh": dict(zip(MESH_AXES, config.mesh.sizes(len(devices)), strict=True)),
+        }
         try:
             compiled = lowered.compile(compiler_options={"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True})
         except jax.errors.JaxRuntimeError as error:
@@ -95,7 +102,7 @@ def compile_step(config: RunConfig, topology: str) -> Compiled:
     used = compiled.memory_analysis()
     computed = None  # products of a GPU are calls of libraries, into which XLA does not see
     if row.platform == "tpu":
-        computed = hlo_flops.flops(text) + kernel_flops(text, config, dict(parts.mesh.shape), shape)
+        computed = hlo_flops.flops(text) + kernel_flops(text, config.model, length)
     return Compiled(
         **known,
         hbm_bytes=row.hbm_bytes,
@@ -143,16 +150,16 @@ def out_of_memory(error: jax.errors.JaxRuntimeError) -> tuple[int, int]:
 # ------------------------------------------------------------------------------------------------------- flops and traffic
 
 
-def kernel_flops(text: str, config: RunConfig, sizes: dict[str, int], shape: tuple[int, int]) -> float:
+def kernel_flops(text: str, model: ModelConfig, length: int) -> float:
     """FLOPs of a device in attention's kernels, into which XLA does not see: blocks that a mask hides are not computed."""
-    rows, length = shape
-    here = rows // config.train.accumulation / sizes["data"] / sizes["fsdp"] / sizes["expert"]
-    heads = config.model.num_heads / sizes["tensor"]
-    pairs = flops.visited_pairs(config.model, length)  # of a row, on average over the layers
-    product = 2 * here * heads * config.model.dim_head * pairs
-    calls = hlo_flops.custom_calls(text)
-    kernels = {name: times for name, times in calls.items() if name.startswith("splash_mha_")}
-    return sum(times * ATTENTION_KERNELS[name.split("_")[2]] * product for name, times in kernels.items())
+    pairs, total = flops.visited_pairs(model, length), 0.0  # pairs of a row, on average over the layers
+    for kernel in hlo_flops.kernels(text):
+        if kernel.name.startswith("splash_mha_"):
+            heads = [shape for shape in kernel.operands if shape[-2:] == (length, model.dim_head)]
+            rows_and_heads = max(math.prod(shape[:-2]) for shape in heads)  # of the queries; keys may have fewer
+            products = ATTENTION_KERNELS[kernel.name.split("_")[2]]
+            total += kernel.times * products * 2 * rows_and_heads * model.dim_head * pairs
+    return total
 
 
 def traffic(text: str, mesh: jax.sharding.Mesh, row: hardware.Accelerator) -> tuple[Traffic, ...]:

@@ -2,10 +2,11 @@
 
 Two for each multiply-add of a dot or a convolution (what TPUs make of dots), times the trip counts of the loops around: XLA's own
 `cost_analysis` counts a loop's body once. A spatial dim of a convolution multiplies only where window and input meet: a batch of
-products is written as one with a padded window. XLA does not see into kernels: `custom_calls` counts how often each runs.
+products is written as one with a padded window. XLA does not see into kernels: `kernels` lists them.
 """
 
 import collections
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ _NAMED = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ([a-z]+\d*\w*)\[([\d,]*)\]")
 _PRODUCT = re.compile(r" (convolution|dot|ragged-dot)\((.*?)\)(.*)")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _PART = re.compile(r"(\w+)=([\dx_\-]+)")
-_KERNEL = re.compile(r'%?([\w.\-]+) = .* custom-call\(.*custom_call_target="tpu_custom_call"')
+_KERNEL = re.compile(r'%?([\w.\-]+) = .* custom-call\((.*)\), custom_call_target="tpu_custom_call"')
 
 Shape = tuple[int, ...]
 
@@ -54,25 +55,39 @@ def flops(text: str) -> float:
     return sum(times * sum(products(computations[name])) for name, times in runs(text).items())
 
 
-def custom_calls(text: str) -> dict[str, int]:
-    """How often each kernel runs, by its name without the number that XLA adds."""
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A program of its own, into which XLA does not see."""
+
+    name: str  # without the number that XLA adds
+    operands: tuple[Shape, ...]
+    times: int  # in one run of the program
+
+
+def kernels(text: str) -> list[Kernel]:
+    """Every call of a kernel on one device."""
     computations, _ = hlo.split(text)
-    found: collections.Counter[str] = collections.Counter()
+    found = []
     for name, times in runs(text).items():
+        shapes = named_shapes(computations[name])
         for line in computations[name]:
-            kernel = _KERNEL.search(line)
-            if kernel:
-                found[re.sub(r"[.\d]+$|\.clone", "", kernel.group(1))] += times
-    return dict(found)
+            call = _KERNEL.search(line)
+            if call:
+                operands = (shapes.get(operand) for operand in re.findall(r"%([\w.\-]+)", call.group(2)))
+                kernel = re.sub(r"[.\d]+$|\.clone", "", call.group(1))
+                found.append(Kernel(kernel, tuple(filter(None, operands)), times))
+    return found
+
+
+def named_shapes(lines: list[str]) -> dict[str, Shape]:
+    """The shapes of a computation's arrays."""
+    named = filter(None, map(_NAMED.match, lines))
+    return {one.group(1): tuple(int(size) for size in one.group(3).split(",") if size) for one in named}
 
 
 def products(lines: list[str]) -> Iterator[float]:
     """FLOPs of each product in a computation."""
-    shapes: dict[str, Shape] = {}
-    for line in lines:
-        named = _NAMED.match(line)
-        if named:
-            shapes[named.group(1)] = tuple(int(size) for size in named.group(3).split(",") if size)
+    shapes = named_shapes(lines)
     for line in lines:
         found, named = _PRODUCT.search(line), _NAMED.match(line)
         if found and named:

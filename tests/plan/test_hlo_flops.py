@@ -85,4 +85,4 @@ def test_a_program_of_this_machine():
 def test_kernels_are_counted_by_name():
     call = '%k.3 = f32[8,16]{1,0} custom-call(%x), custom_call_target="tpu_custom_call"'
     text = LOOP.replace("STEP", "1").replace("  %next", f"  {call}\n  %next")
-    assert hlo_flops.custom_calls(text) == {"k": 12}
+    assert hlo_flops.kernels(text) == [hlo_flops.Kernel("k", ((8, 16),), 12)]
