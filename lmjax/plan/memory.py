@@ -18,8 +18,8 @@ fsdp (zero = 3; else 1), and C tokens in a chunk of the loss:
     table's gradient   added up in float32, then as above                 4 h, a h
     update             in place
 
-In a pipeline of S stages the layers are those of a stage, the tokens those of a tick; every tick keeps as much, also in the bubble, and rows
-wait before and after it. Where it goes round several times, a stage's weights and gradients are dealt to it whole.
+In a pipeline the layers are those of a stage, the tokens those of a tick; every tick keeps as much, also in the bubble, and rows wait
+before and after it. Where it goes round several times, a stage's weights and gradients are dealt to it whole.
 
 """
 
