@@ -11,11 +11,10 @@ fsdp (zero = 3; else 1), and C tokens in a chunk of the loss:
     forward            what the layers keep (`activations.py`)            until the backward pass is through
                        a layer's weights, and the next one's, whole       2 a w, n > 1, else a w; what is there in its MLP
     loss head          output weights; logits, their gradient             a h; (4 + a) C V / tensor
-                       gradient of the output weights, whole, float32     4 h
-    head's gradient    the same in the products' dtype, to be scattered   a h, n > 1; its share stays until the update
+                       a chunk's gradient of the output weights, whole    a h, n > 1; their sum is split, and stays until the update
     backward           a layer's weights whole, and their gradients       3 a w, n > 1, else 2 a w; what is there in its MLP
                        gradients of all layers                            until the update
-    table's gradient   added up in float32, then as above                 4 h, a h
+    table's gradient   added up in float32, whole, beside its sum         4 h, and again, n > 1
     update             in place
 
 In a pipeline the layers are those of a stage, the tokens those of a tick; every tick keeps as much, also in the bubble, and rows wait
@@ -192,8 +191,8 @@ def factored_size(shape: tuple[int, ...]) -> int | None:
 # --------------------------------------------------------------------------------------------------------------- estimates
 
 
-PHASES = ("look-up", "forward", "loss head", "head's gradient", "backward", "table's gradient", "update")
-LOOK_UP, FORWARD, HEAD, HEAD_GRADIENT, BACKWARD, TABLE_GRADIENT, UPDATE = range(len(PHASES))
+PHASES = ("look-up", "forward", "loss head", "backward", "table's gradient", "update")
+LOOK_UP, FORWARD, HEAD, BACKWARD, TABLE_GRADIENT, UPDATE = range(len(PHASES))
 KEPT, LAYER, WEIGHTS, GRADIENTS, LOGITS = "kept by layers", "in a layer", "whole weights", "gradients", "logits"
 
 
@@ -226,7 +225,7 @@ def buffers(config: RunConfig, where: Layout) -> list[Buffer]:
         Buffer(WEIGHTS, a * head, HEAD, HEAD),
         Buffer(LOGITS, FLOAT32_BYTES * chunk, HEAD, HEAD),
         Buffer(LOGITS, a * chunk, HEAD, HEAD),
-        Buffer(LAYER, stream, HEAD_GRADIENT, BACKWARD),
+        Buffer(LAYER, stream, BACKWARD, BACKWARD),
         Buffer(LAYER, round(tick * backward), BACKWARD, BACKWARD),
         Buffer(WEIGHTS, (2 if is_split else 1) * a * layer, BACKWARD, BACKWARD),
         Buffer(GRADIENTS, a * layer, BACKWARD, BACKWARD),
@@ -235,11 +234,10 @@ def buffers(config: RunConfig, where: Layout) -> list[Buffer]:
     if is_split:
         found += [
             Buffer(WEIGHTS, a * head, LOOK_UP, LOOK_UP),
-            Buffer(GRADIENTS, FLOAT32_BYTES * head, HEAD, HEAD_GRADIENT),
-            Buffer(GRADIENTS, a * head, HEAD_GRADIENT, HEAD_GRADIENT),
-            Buffer(GRADIENTS, outer, HEAD_GRADIENT, UPDATE),
+            Buffer(GRADIENTS, a * head, HEAD, HEAD),
+            Buffer(GRADIENTS, outer, HEAD, UPDATE),
             Buffer(GRADIENTS, FLOAT32_BYTES * head, TABLE_GRADIENT, TABLE_GRADIENT),
-            Buffer(GRADIENTS, a * head, TABLE_GRADIENT, TABLE_GRADIENT),
+            Buffer(GRADIENTS, FLOAT32_BYTES * head, TABLE_GRADIENT, TABLE_GRADIENT),
         ]
     else:
         found.append(Buffer(GRADIENTS, FLOAT32_BYTES * head, HEAD, UPDATE))
