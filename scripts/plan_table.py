@@ -3,8 +3,9 @@
     python scripts/plan_table.py [--only NAME …] [--quick] [--results DIR] [--json FILE] [--readme]
 
 Each pair of a config and a slice is one `lmjax plan --topology … --json`: a minute or two of two cores, and about a GiB of memory. What
-it said is kept in --results, so that the table goes on where it was stopped; delete the folder after a change of the step. Memory is held
-to 10 %, FLOPs to 3 %, parameters to equality. --quick compiles one small pair; --readme writes the table of the slices into README.md.
+the compiler said is kept in --results, so that the table goes on where it was stopped; delete the folder after a change of the step. The
+plan is made anew each time. Memory is held to 10 %, FLOPs to 3 %; parameters are equal (tests/plan/test_params.py). --quick compiles one
+small pair; --readme writes the table of the slices into README.md.
 """
 
 import argparse
@@ -16,7 +17,13 @@ import sys
 from typing import Any
 
 import bench_harness as harness
+from bench_harness import Row
 from rich.console import Console
+
+from lmjax import config as configs
+from lmjax import files
+from lmjax.plan import report
+from lmjax.train.config import RunConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
 MARK = "<!-- scripts/plan_table.py -->"
@@ -58,53 +65,52 @@ PAIRS = (
 )
 
 
-def result_of(pair: Pair, folder: pathlib.Path) -> dict[str, Any]:
-    """What `lmjax plan` says of a pair, from the folder or made anew."""
+def compiled(pair: Pair, folder: pathlib.Path) -> dict[str, Any]:
+    """What the compiler says of a pair, from the folder or made anew."""
     path = folder / f"{pair.name.replace(' ', '_').replace(',', '')}.json"
     if path.exists():
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["command"] == pair.command:
-            return kept
+            return kept["compiled"]
     words = [sys.executable, "-m", "lmjax.cli", *pair.command.split()[1:], "--json"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{pair.command}\n{done.stderr}")
-    kept = json.loads(done.stdout) | {"command": pair.command}
+    kept = {"command": pair.command, "compiled": json.loads(done.stdout)["compiled"]}
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(kept), encoding="utf-8")
-    return kept
+    files.write_json(path, kept)
+    return kept["compiled"]
 
 
-def rows_of(pair: Pair, said: dict[str, Any]) -> list[harness.Row]:
+def planned(pair: Pair, num_devices: int) -> report.Plan:
+    """The plan of a pair."""
+    config = configs.load(RunConfig, str(ROOT / "configs" / "pretrain" / f"{pair.config}.py"), pair.overrides)
+    return report.plan(config, num_devices, pair.topology.partition(":")[0])
+
+
+def rows_of(pair: Pair, plan: report.Plan, there: dict[str, Any]) -> list[Row]:
     """How far the plan is off, in percent."""
-    compiled = said["compiled"]
-    planned = {"memory": said["memory_bytes_per_device"]["total"], "FLOPs": device_flops(said)}
-    there = {"memory": compiled["needed_bytes"], "FLOPs": compiled["flops"]}
-    bounds = {"memory": 10, "FLOPs": 3}
-    rows = []
-    for what, bound in bounds.items():
-        if there[what] is not None:
-            off = abs(planned[what] / there[what] - 1) * 100
-            rows.append(harness.Row(f"{pair.name}: {what} off", off, "%", f"<= {bound}", pair.command))
-    return rows
+    pairs = {
+        "memory": (plan.memory.total, there["needed_bytes"], 10),
+        "FLOPs": (plan.device_flops, there["flops"], 3),
+    }
+    return [
+        Row(f"{pair.name}: {what} off", abs(estimate / exact - 1) * 100, "%", f"<= {bound}", pair.command)
+        for what, (estimate, exact, bound) in pairs.items()
+        if exact is not None
+    ]
 
 
-def device_flops(said: dict[str, Any]) -> float:
-    """Hardware FLOPs of a device in a step, as planned."""
-    return said["flops_per_token"]["hardware"] * said["tokens_per_step"] / said["num_devices"]
-
-
-def markdown(pairs: list[Pair], said: list[dict[str, Any]]) -> str:
+def markdown(entries: list[tuple[Pair, report.Plan, dict[str, Any]]]) -> str:
     """The table of the README."""
-    head = "| run | GiB a device, planned | compiled | of HBM | TFLOPs a device, planned | compiled | gathered and reduced, GiB | command |"
+    head = "| run | GiB a device, planned | compiled | of HBM | TFLOPs a device, planned | compiled | GiB sent by a device | command |"
     lines = [head, "|---|---|---|---|---|---|---|---|"]
-    for pair, one in zip(pairs, said, strict=True):
-        compiled = one["compiled"]
-        needed, planned = compiled["needed_bytes"], one["memory_bytes_per_device"]["total"]
-        sent = sum(row["sent_bytes"] for row in compiled["traffic"])
+    for pair, plan, there in entries:
+        sent = sum(row["sent_bytes"] for row in there["traffic"])
         lines.append(
-            f"| {pair.name} | {planned / 2**30:.2f} | {needed / 2**30:.2f} | {needed / compiled['hbm_bytes']:.0%} | "
-            f"{device_flops(one) / 1e12:.1f} | {compiled['flops'] / 1e12:.1f} | {sent / 2**30:.1f} | `{pair.command}` |"
+            f"| {pair.name} | {plan.memory.total / 2**30:.2f} | {there['needed_bytes'] / 2**30:.2f} | "
+            f"{there['needed_bytes'] / there['hbm_bytes']:.0%} | {plan.device_flops / 1e12:.1f} | "
+            f"{there['flops'] / 1e12:.1f} | {sent / 2**30:.1f} | `{pair.command}` |"
         )
     return "\n".join(lines)
 
@@ -119,19 +125,20 @@ def main() -> int:
     parser.add_argument("--readme", action="store_true", help="write the table of those that are shown into README.md")
     args = parser.parse_args()
     wanted = ["small"] if args.quick else args.only
-    pairs = [pair for pair in PAIRS if wanted is None or any(name in pair.name for name in wanted)]
-    said = [result_of(pair, args.results) for pair in pairs]
-    rows = [row for pair, one in zip(pairs, said, strict=True) for row in rows_of(pair, one)]
+    entries = []
+    for pair in PAIRS:
+        if wanted is None or any(name in pair.name for name in wanted):
+            there = compiled(pair, args.results)
+            entries.append((pair, planned(pair, there["num_devices"]), there))
+    rows = [row for entry in entries for row in rows_of(*entry)]
     harness.show("The plan beside the compiler", rows, Console())
     if args.json:
         harness.write(str(args.json), rows)
-    shown = [(pair, one) for pair, one in zip(pairs, said, strict=True) if pair.shown]
+    shown = [entry for entry in entries if entry[0].shown]
     if args.readme and shown:
         path = ROOT / "README.md"
         before, _, after = path.read_text(encoding="utf-8").split(MARK)
-        path.write_text(
-            f"{before}{MARK}\n{markdown(*map(list, zip(*shown, strict=True)))}\n{MARK}{after}", encoding="utf-8"
-        )
+        path.write_text(f"{before}{MARK}\n{markdown(shown)}\n{MARK}{after}", encoding="utf-8")
     return int(any(row.met is False for row in rows))
 
 

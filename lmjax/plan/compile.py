@@ -35,7 +35,10 @@ from lmjax.train.config import RunConfig
 MEGACORE = (
     "v4",
 )  # of libtpu's chip configurations, that in which the two cores of a chip are one device, as they are on a TPU VM
-QUIET = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # look for no TPU; others here may compile, too
+QUIET = {  # look for no TPU; others here may compile, too
+    "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+}  # fmt: skip
 LOWERED = {"tpu": "tpu", "gpu": "cuda"}  # platforms as jax's lowering names them
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 ATTENTION_KERNELS = {"fwd": 2, "dkv": 4, "dq": 3}  # products of T × T × H in each of splash's kernels
