@@ -174,7 +174,7 @@ def test_what_is_read_of_each_source_is_told(line, tmp_path, capsys):
     assert [line.split()[0] for line in lines] == ["lists", "prose"] and ", 0.2" in lines[0]
 
 
-@pytest.mark.parametrize("sizes", [{"mesh__data": 8}, {"mesh__data": 2, "mesh__context": 4}])
+@pytest.mark.parametrize("sizes", [{"mesh__data": 4, "mesh__stage": 2}, {"mesh__data": 2, "mesh__context": 4}])
 def test_goes_on_upon_another_mesh(line, tmp_path, straight, sizes):
     run.train(make_config(line, train__stop_at=12), tmp_path / "run")
     run.train(make_config(line, mesh__fsdp=1, mesh__tensor=1, **sizes), tmp_path / "run")
@@ -307,7 +307,9 @@ def test_evaluation_of_the_whole_split_by_source(straight):
 def test_generation_streams_and_does_not_depend_on_the_batch(straight):
     def texts(prompts):
         greedy = Sampling(temperature=0.0)
-        stream = trained.generate(straight, prompts, 12, greedy, None, ["mesh.fsdp=1", "mesh.tensor=2", "mesh.data=4"])
+        stream = trained.generate(
+            straight, prompts, 12, greedy, None, ["mesh.fsdp=1", "mesh.tensor=2", "mesh.stage=2", "mesh.data=2"]
+        )
         return ["".join(parts) for parts in zip(*stream)]
 
     together = texts(["the model", "a row of tokens and"])

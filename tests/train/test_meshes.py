@@ -22,7 +22,7 @@ ALONE = [{"data": 8}, {"fsdp": 8}, {"tensor": 8}, {"context": 8}, {"expert": 8},
 THREE = [
     dict.fromkeys(axes, 2) for axes in itertools.combinations(MESH_AXES, 3) if not {"expert", "context"} <= {*axes}
 ]
-FAST = [{"stage": 4}, *(dict.fromkeys(axes.split(), 2) for axes in ("data fsdp tensor", "stage context tensor"))]
+FAST = [{"stage": 4}, {"data": 2, "fsdp": 2, "tensor": 2}]
 EVERY = {"fsdp2-expert2-tensor2": 2, "stage2-fsdp2-expert2": 2}  # where experts stand in one layer of two
 
 
@@ -59,7 +59,7 @@ def agree(ours, expected):
             np.testing.assert_allclose(
                 *([row[name] for row in rows] for rows in (reported, expected_reported)), atol=1e-5
             )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads, expected_grads)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), grads, expected_grads)
     if bias is not None:
         np.testing.assert_allclose(bias, expected_bias, atol=1e-7)
 
