@@ -130,8 +130,11 @@ class Lease:
     def renew(self) -> None:
         """Renews until the end; a lock that another has taken ends this process: two must not write."""
         while not self.ended.wait(RENEW_S):
-            if self.read().get("token") != self.token:
-                print(f"{self.folder}: another run has taken the lock of this one; it ends here", file=sys.stderr)
-                sys.stderr.flush()
-                os._exit(1)
-            self.write()
+            try:
+                if self.read().get("token") != self.token:
+                    print(f"{self.folder}: another run has taken the lock of this one; it ends here", file=sys.stderr)
+                    sys.stderr.flush()
+                    os._exit(1)
+                self.write()
+            except Exception:  # the bucket does not answer now, by whichever library; it is asked again
+                continue

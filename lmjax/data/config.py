@@ -99,7 +99,8 @@ class DataConfig:
     num_workers: int = free(0)  # reading processes; 0 reads in threads
     prefetch: int = free(4)  # steps read ahead, for each worker
     verify: Literal["full", "size"] = free("full")
-    # before a run: hash every shard (1 GB/s), or compare sizes and record counts only, for corpora too large to hash
+    # before a run: hash every shard (1 GB/s), or compare sizes and record counts only, for corpora too large to hash.
+    # Shards in a bucket are compared by size, and hashed when they are fetched
 
     def __post_init__(self):
         need(min(self.seq_lens) >= 2, f"config.data.seq_len={min(self.seq_lens)} must be at least 2")
