@@ -11,7 +11,12 @@ from lmjax.checkpoint import layout
 
 LONG = ["--config.train.steps=100000", "--config.eval.every=100000", "--config.checkpoint.every=10"]
 HANG = [*LONG, "--config.monitor.hang_after_s=10"]
-STUCK = """
+# Left alone, jax ends a run whose peer is frozen after 30 s, without a word on where it stood.
+PATIENT = """
+from lmjax.sharding import multihost
+multihost.HEARTBEAT_TIMEOUT_S = 1000
+"""
+STUCK = f"""{PATIENT}
 import os, time
 from lmjax.data.loader import StepReader
 read = StepReader.__call__
@@ -40,7 +45,7 @@ def test_a_stuck_process_is_named_and_the_run_ends(line, config, tmp_path, stopp
     """SIGSTOP to one of two, or a batch that never comes: it is alive for the operating system, and hangs the other."""
     workdir = tmp_path / "run"
     processes = cluster(
-        train_words(line, config, workdir, *HANG), 2, devices=1, code="" if stopped is not None else STUCK
+        train_words(line, config, workdir, *HANG), 2, devices=1, code=STUCK if stopped is None else PATIENT
     )
     try:
         reached(workdir, 25, processes)
@@ -49,15 +54,15 @@ def test_a_stuck_process_is_named_and_the_run_ends(line, config, tmp_path, stopp
         start_s = time.monotonic()
         survivor = processes[0 if stopped is None else 1 - stopped]
         _, err = survivor.communicate(timeout=120)
-        assert survivor.returncode == 1 and time.monotonic() - start_s < 60, err
+        assert survivor.returncode == 1 and time.monotonic() - start_s < 100, err
     finally:
         for process in processes:
             process.kill()
             process.communicate()
     (said,) = (text for text in err.splitlines() if text.startswith("lmjax train: "))
-    assert message in said and ("came only to the batch of step 30" if stopped is None else "does not answer") in said
-    newest = layout.steps(workdir)[-1]
-    assert f"the last checkpoint is that of step {newest}" in said and newest >= 20
+    assert message in said and ("came only to the batch of step " if stopped is None else "does not answer") in said
+    named, newest = int(said.rpartition("step ")[2]), layout.steps(workdir)[-1]
+    assert named in layout.steps(workdir) and newest >= 20  # one that was on its way is not believed
     again = start(train_words(line, config, workdir, *LONG, f"--config.train.stop_at={newest + 1}"), devices=2)
     out, err = again.communicate(timeout=200)
     assert again.returncode == 0 and f"going on from checkpoint {newest}" in out, out + err

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 PATIENCE = 6  # compiling, an evaluation's first batch and a checkpoint may take that many times as long as a step
 SLOW = ("compiling", "evaluating", "saving")
 TICK_S = 1.0  # of the thread, at most
+LATE = 5  # ticks that a busy machine may be late; what is more, the process was stopped for
 
 
 @runtime_checkable
@@ -102,7 +103,7 @@ class Watchdog:
         while not self.ended.wait(self.tick_s):
             now = time.monotonic()
             # A process that was stopped, or a machine that slept, was not waiting for anything.
-            self.idle_s += min(now - before, 2 * self.tick_s)
+            self.idle_s += min(now - before, LATE * self.tick_s)
             before = now
             if self.idle_s > self.limit_s():
                 self.end(self.message())

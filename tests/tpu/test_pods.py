@@ -75,6 +75,7 @@ def test_a_queued_resource_is_waited_for_and_deleted_by_its_request(gcloud):
     assert not any(call[2:4] == ["tpu-vm", "delete"] for call in calls(gcloud))
 
 
+@pytest.mark.slow
 def test_one_host_that_fails_stops_all(gcloud, tmp_path):
     assert script("create", *POD, "--type", "v5litepod-8").returncode == 0
     command = "echo $JAX_PROCESS_ID of $JAX_NUM_PROCESSES; [ $JAX_PROCESS_ID != 1 ] || exit {}; sleep 300"
