@@ -1,6 +1,7 @@
 """Decoding with a cache against the whole forward pass, for unequal prompts, on one device and on a mesh."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -37,18 +38,18 @@ def decode(config, params, prompts, count, sampling=GREEDY, eos_id=None, num_ids
     return np.stack(list(generate(config, params, prompts, count, sampling, TYPES, num_ids, eos_id)), axis=1)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def row_logits(config, params, row):
+    hidden, _ = decoder.forward(config, params, row[None], jnp.arange(64)[None], Mask(), TYPES)
+    return decoder.unembed(config, params, hidden, TYPES)[0]
+
+
 def without_cache(config, params, prompt, count):
     """Every token by a whole forward pass over the row; what stands after its end is not seen by it."""
     row, length = np.zeros(64, np.int32), len(prompt)
     row[:length] = prompt
-
-    @jax.jit
-    def logits(row):
-        hidden, _ = decoder.forward(config, params, row[None], jnp.arange(64)[None], Mask(), TYPES)
-        return decoder.unembed(config, params, hidden, TYPES)[0]
-
     for place in range(length, length + count):
-        row[place] = logits(row)[place - 1].argmax()
+        row[place] = row_logits(config, params, row)[place - 1].argmax()
     return row[length : length + count].tolist()
 
 

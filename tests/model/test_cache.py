@@ -43,7 +43,7 @@ def test_tokens_may_come_in_any_parts(parts, pattern):
     params = decoder.init(config, jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (2, 11), 0, 40)
     places = jnp.broadcast_to(jnp.arange(11), (2, 11))
-    expected, _ = decoder.forward(config, params, tokens, places, Mask(), TYPES)
+    expected, _ = jax.jit(lambda *x: decoder.forward(config, params, *x, Mask(), TYPES))(tokens, places)
     run = jax.jit(lambda *x: decoder.forward(config, params, x[0], x[1], Mask(query_places=x[2]), TYPES, cache=x[3]))
     cache, start = empty_cache(config, 2, 20, TYPES.activation), 0
     for size in parts:

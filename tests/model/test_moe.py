@@ -1,6 +1,7 @@
 """Mixture of experts against the equations, one token at a time; and no two ways of running it differ."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from lmjax.sharding import mesh as meshes
 from lmjax.sharding.config import MeshConfig
 
 FLOAT32 = dtypes("float32", "cpu")
+route = jax.jit(router.route, static_argnums=0)
 SMALL = ModelConfig(vocab_size=61, num_layers=2, d_model=32, num_heads=4, d_ff=24, max_length=32, init_std=0.3)
 VARIANTS = {
     "Mixtral": MoeConfig(num_experts=4, top_k=2),
@@ -33,19 +35,26 @@ def config(name="Mixtral", **changes):
     return dataclasses.replace(SMALL, moe=dataclasses.replace(VARIANTS[name], **changes))
 
 
-def layer(config, seed=0, scale=1.0):
-    """A layer's parameters, no bias of which is 0, and its call `(params, x, segments, dropless) → (out, stats)`."""
-    graph, state = nnx.split(Moe(config, Initializer(config, nnx.Rngs(params=seed))), nnx.Param)
+@functools.cache
+def compiled(config):
+    """A layer's parameters, no bias of which is 0, and its call, which all tests of the config share: compiling is what they wait for."""
+    graph, state = nnx.split(Moe(config, Initializer(config, nnx.Rngs(params=0))), nnx.Param)
     params = nnx.to_pure_dict(state)
     if "router_bias" in params:
         params["router_bias"] = 0.3 * jax.random.normal(jax.random.key(9), params["router_bias"].shape)
-    params["router"] *= scale
 
+    @functools.partial(jax.jit, static_argnums=3)
     def call(params, x, segments=None, dropless=False):
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(graph, state)(x, segments, FLOAT32, dropless)
 
     return params, call
+
+
+def layer(config, scale=1.0):
+    """Parameters to change, and the call `(params, x, segments, dropless) → (out, stats)`."""
+    params, call = compiled(config)
+    return jax.tree.map(lambda x: x, params) | {"router": params["router"] * scale}, call
 
 
 def rows(batch=2, length=12, seed=3, width=32):
@@ -92,14 +101,19 @@ def test_a_layer_equals_the_equations(name, capacity):
 # -------------------------------------------------------------------------------------------------------------- invariances
 
 
-def value_and_grads(call, params, x, segments=None, dropless=False):
-    """Of a loss that the output and both auxiliary losses enter."""
+@functools.cache
+def differentiated(call):
+    """Value and gradients of a loss that the output and both auxiliary losses enter."""
 
-    def loss(params, x):
-        out, stats = call(params, x, segments, dropless)
+    def loss(params, x, segments):
+        out, stats = call(params, x, segments)
         return jnp.sum(jnp.sin(out)) + jnp.sum(stats.balance) + 0.1 * jnp.sum(stats.z)
 
-    return jax.value_and_grad(loss, argnums=(0, 1))(params, x)
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+
+
+def value_and_grads(call, params, x, segments=None):
+    return differentiated(call)(params, x, segments)
 
 
 def assert_near(one, other, atol=1e-5):
@@ -129,7 +143,7 @@ def test_an_expert_takes_its_capacity_of_a_row_and_drops_the_rest():
     np.testing.assert_allclose(out[:, :4], expected[:, :4], atol=1e-5 * np.abs(expected).max())
     assert not out[:, 4:].any()
     np.testing.assert_array_equal(stats.dropped, [8, 8])
-    dropless, stats = call(params, x, dropless=True)
+    dropless, stats = call(params, x, None, True)
     np.testing.assert_allclose(dropless, expected, atol=1e-5 * np.abs(expected).max())
     assert not stats.dropped.any()
 
@@ -171,7 +185,7 @@ def test_the_router_is_computed_in_float32_whatever_the_products_are():
     cfg = config("Mixtral")
     weights = jax.random.normal(jax.random.key(0), (32, 4))
     x = rows().astype(jnp.bfloat16)
-    routes, _ = router.route(cfg.moe, x, weights, None, jnp.ones((2, 12), bool))
+    routes, _ = route(cfg.moe, x, weights, None, jnp.ones((2, 12), bool))
     exact = jax.nn.softmax(np.asarray(x, np.float64) @ np.asarray(weights, np.float64))
     top = np.sort(np.asarray(exact), axis=-1)[..., ::-1][..., :2]
     np.testing.assert_allclose(routes.gates, top / top.sum(-1, keepdims=True), atol=1e-6)
@@ -181,18 +195,18 @@ def test_losses_by_closed_form():
     """Even: balance 1, log² E, entropy log E. All on one: E. Sigmoid scores of even logits share alike."""
     moe = MoeConfig(num_experts=4, top_k=1)
     x, valid = jnp.ones((1, 8, 2)), jnp.ones((1, 8), bool)
-    flat = router.route(moe, x, jnp.zeros((2, 4)), None, valid)[1]
+    flat = route(moe, x, jnp.zeros((2, 4)), None, valid)[1]
     assert_near((flat.balance, flat.z, flat.entropy), ([1.0], [np.log(4.0) ** 2], [8 * np.log(4.0)]))
-    peaked = router.route(moe, x, jnp.zeros((2, 4)).at[:, 1].set(20.0), None, valid)[1]
+    peaked = route(moe, x, jnp.zeros((2, 4)).at[:, 1].set(20.0), None, valid)[1]
     assert_near((peaked.balance, peaked.entropy), ([4.0], [0.0]), atol=1e-4)
     sigmoid = dataclasses.replace(moe, scores="sigmoid")
-    assert_near(router.route(sigmoid, x, jnp.zeros((2, 4)), None, valid)[1].balance, [1.0])
+    assert_near(route(sigmoid, x, jnp.zeros((2, 4)), None, valid)[1].balance, [1.0])
 
 
 def test_the_bias_chooses_and_does_not_weigh():
     moe = MoeConfig(num_experts=4, top_k=2, renormalize=False)
     weights, valid = jax.random.normal(jax.random.key(0), (32, 4)), jnp.ones((2, 12), bool)
-    routes, _ = router.route(moe, rows(), weights, jnp.array([0.0, 0.0, 9.0, 0.0]), valid)
+    routes, _ = route(moe, rows(), weights, jnp.array([0.0, 0.0, 9.0, 0.0]), valid)
     assert (routes.experts == 2).any(-1).all()
     scores = jax.nn.softmax(rows() @ weights)
     np.testing.assert_allclose(routes.gates, jnp.take_along_axis(scores, routes.experts, -1), atol=1e-6)
@@ -206,26 +220,30 @@ def test_half_precision_stays_near_float32():
     params = decoder.init(cfg, jax.random.key(0))
     tokens, positions = jnp.arange(40).reshape(2, 20), jnp.broadcast_to(jnp.arange(20), (2, 20))
     exact, half = (
-        decoder.forward(cfg, params, tokens, positions, Mask(), dtypes(name, "cpu"))[0]
+        jax.jit(lambda p, n=name: decoder.forward(cfg, p, tokens, positions, Mask(), dtypes(n, "cpu"))[0])(params)
         for name in ("float32", "bfloat16")
     )
     assert np.median(np.abs(exact - half)) < 0.02 * float(jnp.abs(exact).max())  # a few tokens change their expert
 
 
-@pytest.mark.parametrize("remat", ["dots", "block_outputs", "full"])
-def test_scan_and_remat_change_neither_values_nor_gradients(remat):
+def decoder_gradients(cfg):
     tokens, positions = jnp.arange(40).reshape(2, 20), jnp.broadcast_to(jnp.arange(20), (2, 20))
-    params = decoder.init(config(), jax.random.key(0))
 
-    def value_and_grad(cfg):
-        def loss(params):
-            hidden, _, stats = decoder.forward_routed(cfg, params, tokens, positions, Mask(), FLOAT32)
-            return jnp.mean(jnp.sin(hidden)) + jnp.mean(stats.balance)
+    def loss(params):
+        hidden, _, stats = decoder.forward_routed(cfg, params, tokens, positions, Mask(), FLOAT32)
+        return jnp.mean(jnp.sin(hidden)) + jnp.mean(stats.balance)
 
-        return jax.value_and_grad(loss)(params)
+    return jax.jit(jax.value_and_grad(loss))(decoder.init(config(), jax.random.key(0)))
 
-    plain = value_and_grad(config())
-    assert_near(value_and_grad(dataclasses.replace(config(), scan="on", remat=remat)), plain, 1e-6)
+
+@pytest.fixture(scope="module")
+def plain():
+    return decoder_gradients(config())
+
+
+@pytest.mark.parametrize("remat", ["dots", "block_outputs", "full"])
+def test_scan_and_remat_change_neither_values_nor_gradients(remat, plain):
+    assert_near(decoder_gradients(dataclasses.replace(config(), scan="on", remat=remat)), plain, 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -33,15 +33,20 @@ def ringed(rule, shards, block):
     return ours
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_equals_all_scores_at_once(rule):
+QUICK = ("causal", "window", "prefix", "all")  # of the rules; the others take a path of one of these
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RULES]
+)
+def test_equals_all_scores_at_once(name):
     """Chunks of 8 tokens in blocks of 4; rows of a batch and heads are split as well."""
-    rule = rule._replace(prefix=min(rule.prefix, 7))
+    rule = RULES[name]._replace(prefix=min(RULES[name].prefix, 7))
     with meshes.use(meshes.make_mesh(MeshConfig(data=1, tensor=2, context=4))):
         agree(ringed(rule, 4, 4), 64, rule, arrange=lambda x: zigzag(x, 4), group=2)
 
 
-@pytest.mark.parametrize("block", [1, 5, 6, 100])
+@pytest.mark.parametrize("block", [pytest.param(1, marks=pytest.mark.slow), 5, 6, 100])
 def test_blocks_need_not_divide_the_chunk(block):
     with meshes.use(meshes.make_mesh(MeshConfig(data=1, context=2), jax.devices()[:2])):
         agree(ringed(RULES["causal"], 2, block), 24, RULES["causal"], arrange=lambda x: zigzag(x, 2), batch=1)

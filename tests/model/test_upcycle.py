@@ -1,6 +1,7 @@
 """Experts from a dense decoder compute what it did, until training drives them apart."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ DENSE = ModelConfig(vocab_size=61, num_layers=2, d_model=32, num_heads=4, d_ff=2
 TOKENS = jnp.arange(40).reshape(2, 20)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def logits(config, params):
     types = dtypes("float32", "cpu")
     hidden, _ = decoder.forward(config, params, TOKENS, jnp.broadcast_to(jnp.arange(20), (2, 20)), Mask(), types)
