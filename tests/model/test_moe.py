@@ -241,7 +241,9 @@ def plain():
     return decoder_gradients(config())
 
 
-@pytest.mark.parametrize("remat", ["dots", "block_outputs", "full"])
+@pytest.mark.parametrize(
+    "remat", ["full", *(pytest.param(r, marks=pytest.mark.slow) for r in ("dots", "block_outputs"))]
+)
 def test_scan_and_remat_change_neither_values_nor_gradients(remat, plain):
     assert_near(decoder_gradients(dataclasses.replace(config(), scan="on", remat=remat)), plain, 1e-6)
 
@@ -275,10 +277,11 @@ def on_mesh(cfg, sizes):
         return jax.jit(lambda p, x: value_and_grads(call, p, x, segments))(params, x)
 
 
-MESHES = [{"expert": 8}, {"data": 8}, {"expert": 4, "fsdp": 2}, {"expert": 2, "fsdp": 2, "tensor": 2}, {"tensor": 8}]
+MESHES = [{"expert": 8}, {"expert": 2, "fsdp": 2, "tensor": 2}]
+MORE = [pytest.param(sizes, marks=pytest.mark.slow) for sizes in ({"data": 8}, {"expert": 4, "fsdp": 2}, {"tensor": 8})]
 
 
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
+@pytest.mark.parametrize("sizes", [*MESHES, *MORE], ids=str)
 @pytest.mark.parametrize("capacity", [None, 0.6])
 def test_every_mesh_computes_the_same(sizes, capacity):
     cfg = config("DeepSeek", capacity_factor=capacity)
