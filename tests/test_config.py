@@ -356,6 +356,7 @@ def test_every_config_file_of_the_project_builds():
         "shards": ShardsConfig,
         "split": SplitConfig,
         "pretrain": RunConfig,
+        "scaling": RunConfig,
     }
     paths = sorted(pathlib.Path(__file__).parent.parent.joinpath("configs").glob("*/*.py"))
     assert paths
