@@ -4,6 +4,7 @@ Exit codes: 0 done; 2 the user's mistake, in one line; 1 anything else.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
@@ -193,7 +194,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return leave(1, f"lmjax {args.verb}: {error}")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: nothing more to tell
-        return 1
+        return leave(1, "")
+    except SystemExit as error:  # of a second Ctrl-C, or of rich when the reader went away
+        return leave(error.code if isinstance(error.code, int) else 1, "")
     except Exception:
         return leave(1, traceback.format_exc().rstrip())
     return 0
@@ -212,7 +215,8 @@ def use_huge_pages() -> None:
 
 def leave(code: int, message: str) -> int:
     """Tells what went wrong. One of several processes ends here and now: at exit it would wait for the others."""
-    print(message, file=sys.stderr, flush=True)
+    with contextlib.suppress(BrokenPipeError):
+        print(message, file=sys.stderr, flush=True, end="\n" if message else "")
     jax = sys.modules.get("jax")
     if jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1:
         sys.stdout.flush()

@@ -38,6 +38,10 @@ def config(tmp_path_factory):
     return str(path)
 
 
+# programs here run a few times: compiling them is what a test waits for
+QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
 def train_words(line, config, workdir, *more):
     return ["train", "--config", config, "--workdir", str(workdir), *(f"--config.{o}" for o in line.overrides()), *more]
 
@@ -45,7 +49,8 @@ def train_words(line, config, workdir, *more):
 def start(words, code="", devices=1, **environment):
     """`lmjax` in a process of its own; `code` runs in it first."""
     program = f"import sys; {code}\nfrom lmjax.cli import main\nif __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
-    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"} | environment
+    flags = f"--xla_force_host_platform_device_count={devices} {QUICK}"
+    environment = os.environ | {"XLA_FLAGS": flags} | environment
     return subprocess.Popen(
         [sys.executable, "-c", program, *words],
         env=environment,
@@ -234,7 +239,7 @@ def test_processes_train_as_one_and_one_goes_on(line, config, tmp_path, straight
     words = train_words(line, config, tmp_path / "run", "--config.mesh.fsdp=4", "--config.mesh.data=2")
     for stop in (15, 25):
         processes = cluster([*words, f"--config.train.stop_at={stop}"], count, devices=8 // count)
-        ends = [(process.communicate(timeout=120), process.returncode) for process in processes]
+        ends = [(process.communicate(timeout=300), process.returncode) for process in processes]
         assert [code for _, code in ends] == [0] * count, ends
     alone = start(words, devices=8)
     out, err = alone.communicate(timeout=300)

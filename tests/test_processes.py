@@ -85,3 +85,18 @@ def test_two_runs_in_one_workdir_are_kept_apart(line, config, tmp_path):  # noqa
     third = start([*words, f"--config.train.stop_at={newest + 1}"])
     out, err = third.communicate(timeout=200)
     assert third.returncode == 0 and f"going on from checkpoint {newest}" in out, out + err
+
+
+@pytest.mark.slow
+def test_nobody_who_reads_ends_all_processes(line, config, tmp_path):  # noqa: F811
+    """The terminal goes away: the process that prints ends at once, and the other with it."""
+    processes = cluster(train_words(line, config, tmp_path / "run", *LONG), 2, devices=1)
+    try:
+        reached(tmp_path / "run", 12, processes)
+        for stream in (processes[0].stdout, processes[0].stderr):
+            stream.close()
+        assert all(process.wait(timeout=100) for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -175,6 +175,8 @@ class Watchdog:
 
 def leave(message: str) -> None:
     """The message, and the end: whatever hangs would hang an orderly one too."""
-    print(f"lmjax train: {message}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(1)
+    try:
+        print(f"lmjax train: {message}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+    finally:  # whoever would have read it may be gone
+        os._exit(1)
