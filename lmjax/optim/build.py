@@ -8,10 +8,14 @@ Each takes `matrix_rate`, by which the layers' matrices learn slower than the re
 
 from collections.abc import Callable
 
+import jax
 import optax
 
 from lmjax.optim import masks
 from lmjax.optim.config import OptimConfig
+from lmjax.optim.muon import scale_by_muon
+from lmjax.optim.quantized import scale_by_quantized_adam
+from lmjax.optim.soap import Soap, scale_by_soap
 
 
 def adamw(config: OptimConfig, matrix_rate: float) -> optax.GradientTransformation:
@@ -32,20 +36,27 @@ def adafactor(config: OptimConfig, matrix_rate: float) -> optax.GradientTransfor
     return descend(config, matrix_rate, optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
 
 
+def adamw_8bit(config: OptimConfig, matrix_rate: float) -> optax.GradientTransformation:
+    """Dettmers et al., 2021 (2110.02861)."""
+    return descend(
+        config, matrix_rate, scale_by_quantized_adam(config.b1, config.b2, config.epsilon, config.quantize_block)
+    )
+
+
 def muon(config: OptimConfig, matrix_rate: float) -> optax.GradientTransformation:
-    """Jordan et al., 2024 (Muon), for the layers' matrices, which alone decay; AdamW with b1, b2 for the rest.
+    """Jordan et al., 2024 (Muon), for the layers' matrices; AdamW, with Nesterov's momentum as theirs, for the rest.
 
     An orthogonal update has the size that a wider layer wants already, so `matrix_rate` is not used (Yang et al., 2023, 2310.17813).
     """
-    ratio = (config.adam_learning_rate or config.learning_rate) / config.learning_rate
-    return optax.contrib.muon(
-        1.0,
-        eps=config.epsilon,
-        weight_decay=config.weight_decay,
-        adam_b1=config.b1,
-        adam_b2=config.b2,
-        adam_learning_rate=ratio,
-        muon_weight_dimension_numbers=masks.muon_dimensions,
+    rest = optax.scale_by_adam(config.b1, config.b2, config.epsilon, nesterov=True)
+    return for_matrices(config, 1.0, scale_by_muon(config.momentum, config.epsilon), rest)
+
+
+def soap(config: OptimConfig, matrix_rate: float) -> optax.GradientTransformation:
+    """Vyas et al., 2024 (2409.11321), for the layers' matrices; AdamW for the rest."""
+    chosen = Soap(config.b1, config.b2, config.epsilon, config.soap_block, config.soap_every)
+    return for_matrices(
+        config, matrix_rate, scale_by_soap(chosen), optax.scale_by_adam(config.b1, config.b2, config.epsilon)
     )
 
 
@@ -53,7 +64,9 @@ OPTIMIZERS: dict[str, Callable[[OptimConfig, float], optax.GradientTransformatio
     "adamw": adamw,
     "lion": lion,
     "adafactor": adafactor,
+    "adamw_8bit": adamw_8bit,
     "muon": muon,
+    "soap": soap,
 }
 
 
@@ -62,6 +75,20 @@ def descend(config: OptimConfig, matrix_rate: float, *direction: optax.GradientT
     slower = [] if matrix_rate == 1.0 else [optax.masked(optax.scale(matrix_rate), masks.layer_matrices)]
     decay = optax.add_decayed_weights(config.weight_decay, mask=lambda p: masks.decay_mask(p, config.decay_embeddings))
     return optax.chain(*direction, *slower, decay, optax.scale(-1.0))
+
+
+def for_matrices(
+    config: OptimConfig, matrix_rate: float, matrices: optax.GradientTransformation, rest: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """`matrices` for the layers' matrices, `rest` at `adam_learning_rate` for the rest; both decay by the one mask."""
+    ratio = (config.adam_learning_rate or config.learning_rate) / config.learning_rate
+    return optax.partition(
+        {
+            "matrix": descend(config, matrix_rate, matrices),
+            "rest": optax.chain(descend(config, 1.0, rest), optax.scale(ratio)),
+        },
+        lambda params: jax.tree.map(lambda is_one: "matrix" if is_one else "rest", masks.layer_matrices(params)),
+    )
 
 
 def build_optimizer(config: OptimConfig, matrix_rate: float = 1.0) -> optax.GradientTransformation:

@@ -29,7 +29,7 @@ from lmjax.axes import MESH_AXES
 from lmjax.config import need
 from lmjax.model.config import ModelConfig
 from lmjax.model.pattern import kinds
-from lmjax.plan import activations, heap, params
+from lmjax.plan import activations, heap, optimizer, params
 from lmjax.plan.heap import Buffer
 from lmjax.sharding import rules
 from lmjax.sharding.config import check_tokens_divide
@@ -38,7 +38,6 @@ from lmjax.train.config import RunConfig
 
 FLOAT32_BYTES = 4
 BATCH_BYTES = 5 * 4  # of a position: tokens, targets, loss_weights, segment_ids, positions
-FACTOR_ABOVE = 128  # adafactor factors arrays whose two largest dims reach this (optax's default)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,29 +164,6 @@ def tree_bytes(model: ModelConfig, where: Layout, fsdp: bool, copies: dict[str, 
     return total
 
 
-def optimizer_bytes(model: ModelConfig, where: Layout, name: str) -> int:
-    """Bytes on a device of the optimizer's state: shaped like parameters and sharded over fsdp whatever `zero` is, but for
-    adafactor's factored statistics, which are whole on every device."""
-    shapes = params.parameter_shapes(model)
-    factors = {path: factored_size(shape) if name == "adafactor" else None for path, shape in shapes.items()}
-    copies = {
-        "adamw": lambda path: 2,
-        "lion": lambda path: 1,
-        "adafactor": lambda path: 1 if factors[path] is None else 0,
-        "muon": lambda path: 1 if params.is_layer_matrix(path) else 2,
-    }[name]
-    whole = sum(size for size in factors.values() if size is not None)
-    return tree_bytes(model, where, True, {path: copies(path) for path in shapes}) + FLOAT32_BYTES * whole
-
-
-def factored_size(shape: tuple[int, ...]) -> int | None:
-    """Numbers that adafactor keeps of an array: its means over each of the two largest dims; none where it keeps all."""
-    largest = sorted(shape)[-2:]
-    if len(shape) < 2 or largest[0] < FACTOR_ABOVE:
-        return None
-    return sum(math.prod(shape) // size for size in largest)
-
-
 # --------------------------------------------------------------------------------------------------------------- estimates
 
 
@@ -288,7 +264,7 @@ def memory(config: RunConfig, num_devices: int) -> Memory:
     copies = 2 if config.train.accumulation > 1 else 1
     return Memory(
         params=tree_bytes(model, where, fsdp=where.zero == 3),
-        optimizer=optimizer_bytes(model, where, config.optim.name),
+        optimizer=optimizer.state_bytes(model, where.sizes, config.optim),
         batch=config.train.accumulation * where.rows * config.data.longest * BATCH_BYTES,
         temporaries=heap.height(found),
         gradients=copies * tree_bytes(model, where, fsdp=where.zero >= 2),

@@ -15,6 +15,7 @@ RULES: dict[str, str | tuple[str, ...]] = {
     "mlp": TENSOR,  # F
     "experts": EXPERT,  # E
     "vocab": TENSOR,  # V
+    "matrices": (FSDP, EXPERT, TENSOR),  # whole matrices, dealt to be orthogonalized or decomposed (lmjax/optim)
 }
 
 Spec = tuple[str | tuple[str, ...] | None, ...]
@@ -24,6 +25,23 @@ def spec(axes: tuple[str | None, ...], fsdp: bool = True) -> Spec:
     """Mesh axes for the logical axes of an array; `fsdp=False` leaves the weights whole over that axis."""
     mesh_axes = [RULES.get(axis) if axis is not None else None for axis in axes]
     return tuple(None if axis == FSDP and not fsdp else axis for axis in mesh_axes)
+
+
+def statistic_spec(shape: tuple[int, ...], parameter: tuple[int, ...], place: Spec, sizes: dict[str, int]) -> Spec:
+    """Where a leaf of the optimizer's state lives that belongs to a parameter (which lives at `place`) and has another shape.
+
+    As its parameter, where its dims stand for the same and divide; else its first dim that divides is cut over all axes that cut
+    matrices, or over fsdp; else it is whole.
+    """
+    place = (*place, *(None,) * (len(parameter) - len(place)))
+    same = len(shape) == len(parameter) and shape[:1] == parameter[:1]
+    if same and not any(size % num_shards(axes, sizes) for size, axes in zip(shape, place, strict=True)):
+        return place
+    for axes in (RULES["matrices"], FSDP):
+        for dim, size in enumerate(shape):
+            if size % num_shards(axes, sizes) == 0:
+                return (None,) * dim + (axes,)
+    return ()
 
 
 def num_shards(axis: str | tuple[str, ...] | None, sizes: dict[str, int]) -> int:

@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from lmjax.model import decoder
 from lmjax.sharding import mesh as meshes
+from lmjax.sharding import rules
 from lmjax.train.config import RunConfig
 
 
@@ -66,8 +67,8 @@ class StateShardings(NamedTuple):
 def state_shardings(config: RunConfig, mesh: Mesh, optimizer: optax.GradientTransformation) -> StateShardings:
     """Shardings by the rules and `config.mesh.zero`.
 
-    A leaf of the optimizer's state with the place and the shape of a parameter lives as that parameter would with fsdp;
-    every other leaf (counters, the factored statistics of adafactor) is replicated.
+    A leaf of the optimizer's state with the place and the shape of a parameter lives as that parameter would with fsdp; with its
+    place alone (factored statistics, preconditioners), by `rules.statistic_spec`; every other leaf (counters) is replicated.
     """
     logical = decoder.logical_axes(config.model)
     abstract = jax.eval_shape(lambda: init_state(config, optimizer))
@@ -86,8 +87,9 @@ def state_shardings(config: RunConfig, mesh: Mesh, optimizer: optax.GradientTran
         # The optimizer's own dict keys ("muon", "adam") come before the parameter's.
         for start in range(len(names)):
             shape, place = by_path.get(names[start:], (None, None))
-            if shape == leaf.shape:
-                return place
+            if shape is not None:
+                spec = rules.statistic_spec(leaf.shape, shape, tuple(place.spec), dict(mesh.shape))
+                return place if shape == leaf.shape else NamedSharding(mesh, PartitionSpec(*spec))
         return whole
 
     state = TrainState(

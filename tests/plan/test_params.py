@@ -66,12 +66,8 @@ def test_every_config_has_these_parameters(path):
 @pytest.mark.parametrize("model", ODD.values(), ids=ODD)
 def test_muon_takes_the_matrices_that_plan_takes_for_its(model):
     shapes = jax.eval_shape(lambda: decoder.init(model, jax.random.key(0)))
-    numbers = slash_paths(
-        masks.muon_dimensions(shapes), lambda x: x is None or isinstance(x, masks.MuonDimensionNumbers)
-    )
-    assert {path for path, value in numbers.items() if value is not None} == set(
-        filter(params.is_layer_matrix, numbers)
-    )
+    matrices = slash_paths(masks.layer_matrices(shapes))
+    assert {path for path, is_one in matrices.items() if is_one} == set(filter(params.is_layer_matrix, matrices))
 
 
 def test_groups_by_hand():
