@@ -10,10 +10,12 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding
 
 from lmjax import config as configs
+from lmjax.axes import DATA
 from lmjax.data import loader
 from lmjax.eval import perplexity
 from lmjax.model import attention, fp8
 from lmjax.model.dense import Dtypes, dtypes
+from lmjax.optim import compress
 from lmjax.optim.build import build_optimizer
 from lmjax.optim.schedule import Schedule, build_schedule
 from lmjax.plan import memory
@@ -45,7 +47,8 @@ class Parts:
 
     def abstract_state(self) -> TrainState:
         """The state as shapes, dtypes and shardings."""
-        shapes = jax.eval_shape(lambda: init_state(self.config, self.optimizer))
+        with meshes.use(self.mesh):
+            shapes = jax.eval_shape(lambda: init_state(self.config, self.optimizer))
         return jax.tree.map(
             lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
             shapes,
@@ -65,6 +68,7 @@ def build_parts(config: RunConfig, devices: list | None = None) -> Parts:
     attention.check_platform(config.model, devices[0].platform)
     fp8.check_platform(config.train.precision, devices[0])
     mesh = meshes.make_mesh(config.mesh, devices)
+    compress.check(config.compress, mesh.shape[DATA])
     types = dtypes(config.train.precision, devices[0].platform)
     optimizer = build_optimizer(config.optim, 1.0 / config.model.width_ratio)
     return Parts(

@@ -12,6 +12,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs here are small and run a few times: compiling them is what a test waits for.
 FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
+# XLA:CPU blocks a thread for each collective that a virtual device waits in: with fewer threads than those it can hang.
+os.environ.setdefault("NPROC", "64")
 
 os.environ.setdefault(
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from lmjax.axes import CONTEXT, STAGE
+from lmjax.axes import STAGE
 from lmjax.model import module, pipeline, rope, stack
 from lmjax.model.attention import Mask
 from lmjax.model.block import scaled
@@ -27,7 +27,7 @@ from lmjax.model.initialize import Initializer
 from lmjax.model.module import Params
 from lmjax.model.norm import Norm
 from lmjax.model.router import RouterStats
-from lmjax.sharding.mesh import constrain, is_manual, platform, shards, size
+from lmjax.sharding.mesh import constrain, is_inside, platform, shards, size
 from lmjax.sharding.stages import schedule
 
 
@@ -68,7 +68,7 @@ class Decoder(nnx.Module):
         config = self.config
         # Rows are looked up in a table whose D is whole: a lookup in a table cut along D is not partitioned by the batch.
         # Nor are its rows cut where `context` is manual: XLA's partitioner aborts on such a lookup (jax 0.12).
-        x = constrain(self.embed.token[...], None if is_manual(CONTEXT) else "vocab", None)[tokens]
+        x = constrain(self.embed.token[...], None if is_inside() else "vocab", None)[tokens]
         if config.scale_embeddings:  # by the root as an activation, rounded: Gemma was trained so
             x = x.astype(types.activation) * jnp.asarray(math.sqrt(config.d_model), types.activation)
         if config.position == "learned":

@@ -38,3 +38,18 @@ class OptimConfig:
         for field in ("soap_block", "soap_every", "quantize_block"):
             need(getattr(self, field) >= 1, f"config.optim.{field}={getattr(self, field)} must be at least 1")
         need(0 <= self.final_ratio <= 1, f"config.optim.final_ratio={self.final_ratio} must be in [0, 1]")
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressConfig:
+    """How gradients cross `mesh.data`, where that axis is slow: slices joined over a data-centre network."""
+
+    kind: Literal["none", "bfloat16", "int8", "topk"] = (
+        "none"  # int8, topk: with error feedback; `mesh.data` is then fixed
+    )
+    block: int = 256  # int8: numbers that share a scale
+    share: float = 0.01  # topk: of a device's gradient, sent in a step
+
+    def __post_init__(self):
+        need(self.block >= 1, f"config.compress.block={self.block} must be at least 1")
+        need(0 < self.share <= 1, f"config.compress.share={self.share} must be in (0, 1]")

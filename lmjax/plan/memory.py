@@ -1,7 +1,7 @@
 """Bytes on each device while a step runs, by part.
 
 Exact, from the shapes and the sharding rules: parameters (float32), optimizer state, gradients (float32; a second copy where
-micro-batches are accumulated), the batch.
+micro-batches are accumulated), the batch. What compression has not sent counts as optimizer state.
 
 The temporaries are an estimate: the buffers that a step holds, each from one phase to another, placed as the compiler places them
 (`lmjax/plan/heap.py`). With a bytes for a number in products, w numbers in a layer's products, h = D V / tensor in the head, n shards over
@@ -262,9 +262,10 @@ def memory(config: RunConfig, num_devices: int) -> Memory:
         if one.first <= phase <= one.last:
             held[one.part] = held.get(one.part, 0) + one.size
     copies = 2 if config.train.accumulation > 1 else 1
+    unsent = tree_bytes(model, where, fsdp=where.zero >= 2) if config.compress.kind in ("int8", "topk") else 0
     return Memory(
         params=tree_bytes(model, where, fsdp=where.zero == 3),
-        optimizer=optimizer.state_bytes(model, where.sizes, config.optim),
+        optimizer=optimizer.state_bytes(model, where.sizes, config.optim) + unsent,
         batch=config.train.accumulation * where.rows * config.data.longest * BATCH_BYTES,
         temporaries=heap.height(found),
         gradients=copies * tree_bytes(model, where, fsdp=where.zero >= 2),

@@ -64,6 +64,11 @@ def is_manual(axis: str) -> bool:
     return axis in jax.sharding.get_abstract_mesh().manual_axes
 
 
+def is_inside() -> bool:
+    """Whether a `shard_map` over some axis is around."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
 def is_split() -> bool:
     """Whether the ambient mesh has several devices."""
     ambient = jax.sharding.get_abstract_mesh()

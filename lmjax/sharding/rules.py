@@ -15,7 +15,7 @@ RULES: dict[str, str | tuple[str, ...]] = {
     "mlp": TENSOR,  # F
     "experts": EXPERT,  # E
     "vocab": TENSOR,  # V
-    "matrices": (FSDP, EXPERT, TENSOR),  # whole matrices, dealt to be orthogonalized or decomposed (lmjax/optim)
+    "matrices": (STAGE, FSDP, EXPERT, TENSOR),  # whole matrices, dealt to be orthogonalized or decomposed (lmjax/optim)
 }
 
 Spec = tuple[str | tuple[str, ...] | None, ...]

@@ -6,7 +6,7 @@ from typing import Literal
 from lmjax.config import free, need
 from lmjax.data.config import DataConfig
 from lmjax.model.config import ModelConfig
-from lmjax.optim.config import OptimConfig
+from lmjax.optim.config import CompressConfig, OptimConfig
 from lmjax.sharding.config import MeshConfig
 
 
@@ -90,6 +90,7 @@ class RunConfig:
         default_factory=MeshConfig, metadata={"free": True}
     )  # checkpoints fit any mesh
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
+    compress: CompressConfig = dataclasses.field(default_factory=CompressConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from lmjax.axes import CONTEXT
 from lmjax.batch import Batch
 from lmjax.model import decoder
 from lmjax.model.attention import Mask
@@ -22,7 +21,7 @@ from lmjax.model.blockwise import soft_cap
 from lmjax.model.config import ModelConfig
 from lmjax.model.dense import Dtypes, dense
 from lmjax.model.router import RouterSums, auxiliary, summed
-from lmjax.sharding.mesh import batch_shards, constrain, is_manual
+from lmjax.sharding.mesh import batch_shards, constrain, is_inside
 
 
 class Sums(NamedTuple):
@@ -50,7 +49,7 @@ def _logits(x: Float[Array, "B T D"], w: Float[Array, "D V"], types: Dtypes) -> 
 
 def _chosen(logits: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """Each target's logit."""
-    if is_manual(CONTEXT):
+    if is_inside():
         # A gather from a split vocabulary, inside a `shard_map` over another axis, is more than XLA's partitioner can.
         ids = jnp.arange(logits.shape[-1])
         return jnp.sum(jnp.where(ids == targets[..., None], logits, 0.0), axis=-1)

@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from lmjax.model import decoder
+from lmjax.optim import compress
 from lmjax.sharding import mesh as meshes
 from lmjax.sharding import rules
 from lmjax.train.config import RunConfig
@@ -29,6 +30,7 @@ class TrainState(NamedTuple):
     opt_state: Any
     loss_scale: LossScale
     key: PRNGKeyArray  # of dropout: step s uses fold_in(key, s)
+    residual: Any = None  # [R, …] of each parameter: gradients that compression has not sent yet; none without it
 
 
 class Weights(NamedTuple):
@@ -41,7 +43,8 @@ class Weights(NamedTuple):
 def init_state(
     config: RunConfig, optimizer: optax.GradientTransformation, params: decoder.Params | None = None
 ) -> TrainState:
-    """The state before the first step, a function of the config alone; to be jitted with `state_shardings` as output.
+    """The state before the first step, a function of the config alone (and of the ambient mesh, where gradients are compressed with
+    error feedback); to be jitted with `state_shardings` as output.
 
     With `params` it begins from these.
     """
@@ -54,6 +57,7 @@ def init_state(
         opt_state=optimizer.init(params),
         loss_scale=LossScale(jnp.asarray(scale, jnp.float32), jnp.zeros((), jnp.int32)),
         key=dropout_key,
+        residual=compress.initial(config.compress, params),
     )
 
 
@@ -71,7 +75,8 @@ def state_shardings(config: RunConfig, mesh: Mesh, optimizer: optax.GradientTran
     place alone (factored statistics, preconditioners), by `rules.statistic_spec`; every other leaf (counters) is replicated.
     """
     logical = decoder.logical_axes(config.model)
-    abstract = jax.eval_shape(lambda: init_state(config, optimizer))
+    with meshes.use(mesh):
+        abstract = jax.eval_shape(lambda: init_state(config, optimizer))
     whole = meshes.replicated(mesh)
     sharded = meshes.tree_shardings(mesh, logical, fsdp=True)
     replicas = meshes.tree_shardings(mesh, logical, fsdp=False)
@@ -99,4 +104,8 @@ def state_shardings(config: RunConfig, mesh: Mesh, optimizer: optax.GradientTran
         loss_scale=LossScale(whole, whole),
         key=whole,
     )
-    return StateShardings(state, sharded if config.mesh.zero >= 2 else replicas)
+    grads = sharded if config.mesh.zero >= 2 else replicas
+    if abstract.residual is not None:
+        apart = jax.tree.map(lambda place: NamedSharding(mesh, compress.with_replicas(place.spec)), grads)
+        state = state._replace(residual=apart)
+    return StateShardings(state, grads)

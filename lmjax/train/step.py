@@ -2,6 +2,8 @@
 
     g = Σ_micro ∇ total / Σ_micro weight,   g ← g · min(1, clip / |g|),   θ ← θ + schedule(step) · optimizer(g)
 
+The sum over replicas is the compiler's, exact; with `config.compress` each replica's g is kept apart and summed by `compress.reduce`.
+
 A step whose loss or gradient is not finite changes nothing but the step number and the loss scale, and says so in
 `train/skipped`: the state is finite for good. With float16 that is how the scale is found; otherwise the loop stops the run.
 """
@@ -11,13 +13,15 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
+from lmjax.axes import DATA
 from lmjax.batch import Batch
 from lmjax.model import router
 from lmjax.model.config import MoeConfig
 from lmjax.model.decoder import Params
+from lmjax.optim import compress
 from lmjax.optim.schedule import Schedule
 from lmjax.sharding import mesh as meshes
 from lmjax.train.config import RunConfig
@@ -62,6 +66,23 @@ def summed_gradients(
     return jax.lax.scan(body, zeros, (rows, jnp.arange(count)))[0]
 
 
+def replica_gradients(
+    loss: Loss, state: TrainState, batch: Batch, count: int, dropout: bool, shardings: Params
+) -> tuple[Sums, Params]:
+    """`summed_gradients` over the rows of each replica by itself, [R, …] of every parameter; the sums are of all rows."""
+    specs = jax.tree.map(lambda place: place.spec, shardings)
+
+    def local(state, batch):
+        state = state._replace(key=jax.random.fold_in(state.key, jax.lax.axis_index(DATA)))
+        return jax.tree.map(lambda x: x[None], summed_gradients(loss, state, batch, count, dropout, specs))
+
+    whole, rows = PartitionSpec(), PartitionSpec(DATA)
+    sums, grads = jax.shard_map(local, in_specs=(whole, rows), out_specs=rows, axis_names={DATA}, check_vma=False)(
+        state._replace(opt_state=None, residual=None), Batch(*map(jnp.asarray, batch))
+    )
+    return jax.tree.map(lambda x: x.sum(axis=0), sums), grads
+
+
 def next_scale(scale: LossScale, finite: Array, dynamic: bool) -> LossScale:
     """Halves the loss scale after an overflow, doubles it after a long run without one."""
     if not dynamic:
@@ -98,13 +119,17 @@ def build_step(
     shardings: StateShardings,
 ) -> Step:
     """The jitted step; the state that is passed in is donated."""
-    dropout = config.model.dropout > 0
+    dropout, compressed = config.model.dropout > 0, config.compress.kind != "none"
+    gradients = replica_gradients if compressed else summed_gradients
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        sums, grads = summed_gradients(loss, state, batch, config.train.accumulation, dropout, shardings.grads)
+        sums, grads = gradients(loss, state, batch, config.train.accumulation, dropout, shardings.grads)
         denominator = jnp.maximum(sums.weight, 1.0)
         divide = 1.0 / (denominator * state.loss_scale.scale)
-        grads = jax.tree.map(lambda g: g * divide, grads)
+        grads, residual = jax.tree.map(lambda g: g * divide, grads), None
+        if compressed:
+            specs = jax.tree.map(lambda place: place.spec, shardings.grads)
+            grads, residual = compress.reduce(config.compress, grads, state.residual, specs)
         norm = optax.global_norm(grads)
         finite = jnp.isfinite(norm) & jnp.isfinite(sums.total)
         if config.optim.clip_norm is not None:
@@ -114,8 +139,10 @@ def build_step(
         learning_rate = schedule(state.step)
         params = jax.tree.map(lambda p, u: p + learning_rate * u, state.params, updates)
         params = balanced(config.model.moe, params, sums)
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), (params, opt_state), (state.params, state.opt_state)
+        params, opt_state, residual = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (params, opt_state, residual),
+            (state.params, state.opt_state, state.residual),
         )
         new_state = TrainState(
             step=state.step + 1,
@@ -123,6 +150,7 @@ def build_step(
             opt_state=opt_state,
             loss_scale=next_scale(state.loss_scale, finite, config.train.precision == "float16"),
             key=state.key,
+            residual=residual,
         )
         metrics = {
             "train/loss": sums.nll / denominator,
