@@ -69,6 +69,8 @@ def build_parts(config: RunConfig, devices: list | None = None) -> Parts:
     fp8.check_platform(config.train.precision, devices[0])
     mesh = meshes.make_mesh(config.mesh, devices)
     compress.check(config.compress, mesh.shape[DATA])
+    if config.mesh.offload:
+        meshes.check_offload(devices[0])
     types = dtypes(config.train.precision, devices[0].platform)
     optimizer = build_optimizer(config.optim, 1.0 / config.model.width_ratio)
     return Parts(

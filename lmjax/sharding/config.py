@@ -25,6 +25,10 @@ class MeshConfig:
     dcn_data: int = -1  # so many pieces; -1: as many as dcn_stage leaves of the slices
     dcn_stage: int = 1  # so many pieces
 
+    offload: bool = (
+        False  # optimizer state lives in the host's memory between its uses: slower, and that much less on devices
+    )
+
     def __post_init__(self):
         sizes = self.given
         need(all(size == -1 or size >= 1 for size in sizes), f"config.mesh sizes must be positive or -1: {sizes}")

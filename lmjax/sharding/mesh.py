@@ -9,8 +9,11 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lmjax.axes import MESH_AXES
+from lmjax.config import need
 from lmjax.sharding import rules, topology
 from lmjax.sharding.config import MeshConfig
+
+HOST = "pinned_host"
 
 
 def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
@@ -89,6 +92,23 @@ def batch_shards() -> int:
 def sharding(mesh: Mesh, logical: tuple[str | None, ...], fsdp: bool = True) -> NamedSharding:
     """Where an array with these logical axes lives."""
     return NamedSharding(mesh, PartitionSpec(*rules.spec(logical, fsdp)))
+
+
+def check_offload(device: Any) -> None:
+    """A `UserError` where a device cannot keep arrays in its host's memory."""
+    try:
+        kinds = {memory.kind for memory in device.addressable_memories()}
+    except jax.errors.JaxRuntimeError:  # a device that is only compiled for: TPUs and GPUs have it
+        kinds = {HOST}
+    need(
+        HOST in kinds,
+        f"config.mesh.offload: {device.device_kind} knows no memory of kind {HOST!r}, only {sorted(kinds)}",
+    )
+
+
+def on_host(place: NamedSharding) -> NamedSharding:
+    """The same place, in the memory of the devices' host."""
+    return place.with_memory_kind(HOST)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -62,17 +62,19 @@ def init_state(
 
 
 class StateShardings(NamedTuple):
-    """Where the state lives, and in between, the gradients."""
+    """Where the state lives, and in between, the gradients, and the optimizer's state while it is used."""
 
     state: TrainState
     grads: Any
+    opt_state: Any
 
 
 def state_shardings(config: RunConfig, mesh: Mesh, optimizer: optax.GradientTransformation) -> StateShardings:
     """Shardings by the rules and `config.mesh.zero`.
 
     A leaf of the optimizer's state with the place and the shape of a parameter lives as that parameter would with fsdp; with its
-    place alone (factored statistics, preconditioners), by `rules.statistic_spec`; every other leaf (counters) is replicated.
+    place alone (factored statistics, preconditioners), by `rules.statistic_spec`; every other leaf (counters) is replicated. With
+    `config.mesh.offload` all but scalars are in the host's memory between steps.
     """
     logical = decoder.logical_axes(config.model)
     with meshes.use(mesh):
@@ -97,10 +99,16 @@ def state_shardings(config: RunConfig, mesh: Mesh, optimizer: optax.GradientTran
                 return place if shape == leaf.shape else NamedSharding(mesh, PartitionSpec(*spec))
         return whole
 
+    opt_state = jax.tree_util.tree_map_with_path(place_of, abstract.opt_state)
+    at_rest = jax.tree.map(
+        lambda place, leaf: meshes.on_host(place) if config.mesh.offload and leaf.ndim else place,
+        opt_state,
+        abstract.opt_state,
+    )
     state = TrainState(
         step=whole,
         params=sharded if config.mesh.zero == 3 else replicas,
-        opt_state=jax.tree_util.tree_map_with_path(place_of, abstract.opt_state),
+        opt_state=at_rest,
         loss_scale=LossScale(whole, whole),
         key=whole,
     )
@@ -108,4 +116,4 @@ def state_shardings(config: RunConfig, mesh: Mesh, optimizer: optax.GradientTran
     if abstract.residual is not None:
         apart = jax.tree.map(lambda place: NamedSharding(mesh, compress.with_replicas(place.spec)), grads)
         state = state._replace(residual=apart)
-    return StateShardings(state, grads)
+    return StateShardings(state, grads, opt_state)

@@ -135,6 +135,8 @@ def build_step(
         if config.optim.clip_norm is not None:
             factor = jnp.minimum(1.0, config.optim.clip_norm / jnp.maximum(norm, 1e-30))
             grads = jax.tree.map(lambda g: g * factor, grads)
+        if config.mesh.offload:
+            state = state._replace(opt_state=jax.device_put(state.opt_state, shardings.opt_state))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         learning_rate = schedule(state.step)
         params = jax.tree.map(lambda p, u: p + learning_rate * u, state.params, updates)
