@@ -10,7 +10,6 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding
 
 from lmjax import config as configs
-from lmjax.axes import DATA
 from lmjax.data import loader
 from lmjax.eval import perplexity
 from lmjax.model import attention, fp8
@@ -68,7 +67,7 @@ def build_parts(config: RunConfig, devices: list | None = None) -> Parts:
     attention.check_platform(config.model, devices[0].platform)
     fp8.check_platform(config.train.precision, devices[0])
     mesh = meshes.make_mesh(config.mesh, devices)
-    compress.check(config.compress, mesh.shape[DATA])
+    compress.check(config.compress, dict(mesh.shape))
     if config.mesh.offload:
         meshes.check_offload(devices[0])
     types = dtypes(config.train.precision, devices[0].platform)

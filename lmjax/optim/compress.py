@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from lmjax.axes import DATA
+from lmjax.axes import DATA, EXPERT, STAGE
 from lmjax.config import need
 from lmjax.optim.config import CompressConfig
 from lmjax.sharding import mesh
@@ -29,12 +29,19 @@ from lmjax.sharding import mesh
 WITH_FEEDBACK = ("int8", "topk")
 
 
-def check(config: CompressConfig, replicas: int) -> None:
-    """A `UserError` where there is nothing to compress."""
+def check(config: CompressConfig, sizes: dict[str, int]) -> None:
+    """A `UserError` where there is nothing to compress, or another axis already keeps `data` to itself."""
+    if config.kind == "none":
+        return
     need(
-        config.kind == "none" or replicas > 1,
-        f"config.compress.kind={config.kind!r} compresses gradients between replicas; config.mesh.data={replicas} has one: take 'none'",
+        sizes[DATA] > 1,
+        f"config.compress.kind={config.kind!r} compresses gradients between replicas; config.mesh.data={sizes[DATA]} has one: take 'none'",
     )
+    for axis in (STAGE, EXPERT):
+        need(
+            sizes[axis] == 1,
+            f"config.compress.kind={config.kind!r} does not go with config.mesh.{axis}={sizes[axis]}: take 'none'",
+        )
 
 
 def initial(config: CompressConfig, params: Any) -> Any:

@@ -1,7 +1,5 @@
 """Compressed gradients: nothing is lost, the bytes on the slow axis fall, and a run learns as beside the exact one."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,7 +87,14 @@ def test_bytes_on_the_slow_axis(kind, share):
     assert 0.5 * share * exact < sum(one.sent_bytes for one in found) <= 1.25 * share * exact
 
 
-def test_one_replica_has_nothing_to_compress():
-    with pytest.raises(UserError, match=r"config\.mesh\.data=1 has one"):
-        compress.check(KINDS["int8"], 1)
-    compress.check(dataclasses.replace(KINDS["int8"], kind="none"), 1)
+@pytest.mark.parametrize(
+    "sizes, message",
+    [
+        ({"data": 1, "stage": 1, "expert": 1}, r"config\.mesh\.data=1 has one"),
+        ({"data": 2, "stage": 2, "expert": 1}, r"does not go with config\.mesh\.stage=2"),
+    ],
+)
+def test_what_cannot_be_compressed_is_the_users_mistake(sizes, message):
+    with pytest.raises(UserError, match=message):
+        compress.check(KINDS["int8"], sizes)
+    compress.check(CompressConfig(), sizes)
