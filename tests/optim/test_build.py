@@ -22,7 +22,7 @@ from lmjax.train.state import init_state, state_shardings
 MODEL = ModelConfig(
     vocab_size=64, num_layers=3, d_model=32, num_heads=4, num_kv_heads=2, tie_embeddings=False, attention_bias=True
 )
-RATES = {"adamw": 0.05, "lion": 0.02, "adafactor": 0.05, "muon": 0.05, "soap": 0.05, "adamw_8bit": 0.05}
+RATES = {"adamw": 0.05, "lion": 0.02, "adafactor": 0.05, "muon": 0.05, "soap": 0.01, "adamw_8bit": 0.05}
 STEPS = 60
 
 
