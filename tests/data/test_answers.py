@@ -133,6 +133,12 @@ def test_what_is_refused_for_now_is_tried_again(tmp_path):
     assert len(asked) == 6 and [d.id for d in kept] == ["d0", "d0#synthetic-0"]
 
 
+def test_failures_that_are_not_in_a_row_end_nothing(tmp_path):
+    with server(lambda body, number: (400, "no") if number % 2 else rewrite(body, number)) as (address, _):
+        _, counts = judge(stage_of(address, concurrency=1, give_up_after=2), documents(), tmp_path)
+    assert (counts["failed"], counts["added"]) == (5, 5)
+
+
 def test_a_wrong_key_ends_the_run_at_once(tmp_path):
     with server(lambda *_: (401, "who are you")) as (address, asked):
         with pytest.raises(UserError, match=r"refuses \(401\).*who are you"):
