@@ -2,7 +2,8 @@
 
 Command   bash scripts/scaling_ladder.sh
 Hardware  2 CPU cores that much else ran on, float32
-Time      18 min with the shards, in one process, 5.3 min of a core's time: the sixth half a minute of it; the script starts a process for each run
+Time      18 min with the shards, in one process, 5.3 min of a core's time;
+          the script starts a process for each run
 Reached   L = 1.16 + 27.8 / N^0.44 + 209 / D^0.47. The sixth, 246,880 parameters on 512,000 bytes: 1.706 nats a byte predicted
           (1.636 to 1.776 with 90 %), 1.674 reached
 
