@@ -1,6 +1,7 @@
 """What a config builds, without a step being taken: mesh, optimizer, loss, shardings, readers, evaluation."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from lmjax import config as configs
 from lmjax.data import loader
 from lmjax.eval import perplexity
 from lmjax.model import attention, fp8
+from lmjax.model.config import ModelConfig
 from lmjax.model.dense import Dtypes, dtypes
 from lmjax.optim import compress
 from lmjax.optim.build import build_optimizer
@@ -43,6 +45,13 @@ class Parts:
     def batch_sharding(self) -> NamedSharding:
         """Of a [B, T] array."""
         return meshes.sharding(self.mesh, ("batch", None))
+
+    def with_model(self, model: ModelConfig) -> "Parts":
+        """The same for the model with another rope; see `RunConfig.model_at`."""
+        if model == self.config.model:
+            return self
+        config = dataclasses.replace(self.config, model=model, rope_stages=())
+        return dataclasses.replace(self, config=config, loss=build_objective(config, self.types))
 
     def abstract_state(self) -> TrainState:
         """The state as shapes, dtypes and shardings."""
@@ -114,7 +123,6 @@ def build_evaluate(
     memory.pipeline(config.model, dict(parts.mesh.shape), rows_of_batch)
     local = multihost.local_rows(parts.batch_sharding, rows_of_batch)
     limit = config.eval.rows if max_rows == "config" else max_rows
-    step = steps.build_eval_step(parts.loss, parts.mesh, parts.shardings)
     sources = loader.eval_sources(config.data, split)
 
     def on_mesh(source):
@@ -124,7 +132,12 @@ def build_evaluate(
             moves()
             yield batch
 
+    @functools.cache
+    def step_of(model: ModelConfig) -> Callable:
+        return steps.build_eval_step(parts.with_model(model).loss, parts.mesh, parts.shardings)
+
     def evaluate(state: TrainState | Weights) -> dict[str, float]:
+        step = step_of(config.model_after(int(state.step)))
         return perplexity.evaluate(step, state.params, {name: (s, on_mesh(s)) for name, s in sources.items()})
 
     return evaluate

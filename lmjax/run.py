@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from lmjax.data import loader
 from lmjax.data.mixture import budget, budget_lines
 from lmjax.lock import locked
 from lmjax.model import attention
+from lmjax.model.config import ModelConfig
 from lmjax.model.decoder import Params
 from lmjax.model.upcycle import upcycle
 from lmjax.monitor.speed import Speed, peak_flops
@@ -31,6 +33,7 @@ from lmjax.train import step as steps
 from lmjax.train.config import RunConfig
 from lmjax.train.loop import Loop
 from lmjax.train.state import TrainState, init_state, state_shardings
+from lmjax.train.step import Step
 from lmjax.workdir import (
     absolute_paths,
     announce,
@@ -129,7 +132,7 @@ def build_loop(
         return flops_per_token(config.model, seq_len).training
 
     return Loop(
-        step=steps.build_step(config, parts.loss, parts.optimizer, parts.schedule, parts.mesh, parts.shardings),
+        step=build_steps(parts),
         batches=multihost.on_devices(host_batches, parts.batch_sharding, reader.batch_rows),
         evaluate=build_evaluate(parts, moves=watchdog.still),
         saver=saver,
@@ -144,6 +147,17 @@ def build_loop(
         save_every=config.checkpoint.every,
         max_skipped=FLOAT16_SKIPS if config.train.precision == "float16" else 0,
     )
+
+
+def build_steps(parts: Parts) -> Callable[[int], Step]:
+    """The program of each step: another where the rope changes."""
+
+    @functools.cache
+    def program(model: ModelConfig) -> Step:
+        own = parts.with_model(model)
+        return steps.build_step(own.config, own.loss, own.optimizer, own.schedule, own.mesh, own.shardings)
+
+    return lambda step: program(parts.config.model_at(step))
 
 
 def initial_state(parts: Parts, workdir: epath.Path) -> tuple[TrainState, int, list[str]]:
@@ -194,6 +208,10 @@ def describe(parts: Parts, speed: Speed) -> list[str]:
     shape = " × ".join(f"{name} {size}" for name, size in parts.mesh.shape.items())
     lengths = " → ".join(map(str, config.data.seq_lens))
     rows = "" if set(config.data.seq_lens) == {config.data.seq_len} else f", in rows of {lengths}"
+    ropes = [
+        f"from step {stage.from_step} on: {describe_rope(config.model_at(stage.from_step))}"
+        for stage in config.rope_stages
+    ]
     return [
         f"{params.total(config.model):,} parameters; {config.train.steps:,} steps of {config.train.batch_size} × "
         f"{config.data.seq_len} tokens{rows}; {config.optim.name}, {config.train.precision}",
@@ -203,7 +221,14 @@ def describe(parts: Parts, speed: Speed) -> list[str]:
         ),
         *([] if pipeline.stages == 1 else [pipeline.describe()]),
         *topology.slow_links(devices),
+        *ropes,
     ]
+
+
+def describe_rope(model: ModelConfig) -> str:
+    """Its theta and scaling."""
+    scaling = model.rope_scaling
+    return f"rope theta {model.rope_theta:g}" + (f", {scaling.kind} × {scaling.factor:g}" if scaling else "")
 
 
 def describe_data(config: RunConfig, reader: loader.StepReader) -> list[str]:

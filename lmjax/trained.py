@@ -38,6 +38,7 @@ def load_model(workdir: os.PathLike | str, step: int | None, overrides: list[str
     with meshes.use(parts.mesh):
         restored = restore.restore(workdir, parts.abstract_weights(), step, partial=True)
     announce(list(restored.unreadable))
+    parts = parts.with_model(config.model_after(restored.step))
     return Model(parts, tokenizer, restored.state.params, restored.step)
 
 

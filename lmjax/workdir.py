@@ -17,6 +17,7 @@ from etils import epath
 
 from lmjax import bucket, files
 from lmjax import config as configs
+from lmjax.checkpoint.layout import steps as checkpoint_steps
 from lmjax.errors import UserError
 from lmjax.lock import LOCK
 from lmjax.sharding import multihost
@@ -63,7 +64,8 @@ def check_init_from(config: RunConfig, tokenizer: Tokenizer) -> None:
         return
     other, its_tokenizer = open_run(config.init_from)
     wanted = config.model if other.model.moe else dataclasses.replace(config.model, moe=None)
-    differences = wanted.differences(other.model)
+    trained = other.model_after(max(checkpoint_steps(epath.Path(config.init_from)), default=0))
+    differences = wanted.differences(trained)
     if its_tokenizer.fingerprint() != tokenizer.fingerprint():
         differences.append("another tokenizer")
     if differences:

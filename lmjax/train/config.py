@@ -5,7 +5,7 @@ from typing import Literal
 
 from lmjax.config import free, need
 from lmjax.data.config import DataConfig
-from lmjax.model.config import ModelConfig
+from lmjax.model.config import ModelConfig, RopeScaling
 from lmjax.optim.config import CompressConfig, OptimConfig
 from lmjax.sharding.config import MeshConfig
 
@@ -77,6 +77,15 @@ class MonitorConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class RopeStage:
+    """Another rope from one step on, for rows that get longer (`data.stages`)."""
+
+    from_step: int  # the first step that uses it; before the first stage it is the model's own
+    theta: float | None = None  # none: model.rope_theta
+    scaling: RopeScaling | None = None  # none: model.rope_scaling
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig:
     """A training run. Fields marked `free` may change between a run and its resumption; no other may."""
 
@@ -95,6 +104,9 @@ class RunConfig:
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
+    rope_stages: tuple[
+        RopeStage, ...
+    ] = ()  # a checkpoint evaluates, generates and exports with the rope of its last step
 
     def __post_init__(self):
         model, data = self.model, self.data
@@ -115,3 +127,32 @@ class RunConfig:
                 rows % self.train.accumulation == 0,
                 f"config.data.stages: {rows} rows of a step do not divide by train.accumulation={self.train.accumulation}",
             )
+        self.check_ropes()
+
+    def check_ropes(self) -> None:
+        """Stages rise, and no row is longer than a scaling is made for."""
+        steps = [stage.from_step for stage in self.rope_stages]
+        need(steps == sorted(set(steps)) and min(steps, default=0) >= 0, f"config.rope_stages must rise: {steps}")
+        need(not steps or self.model.position == "rope", "config.rope_stages need config.model.position='rope'")
+        lengths = dict(zip(self.data.from_steps, self.data.seq_lens, strict=True))
+        for step in sorted({*lengths, *steps}) if steps else ():
+            length, scaling = (
+                lengths[max(start for start in lengths if start <= step)],
+                self.model_at(step).rope_scaling,
+            )
+            need(
+                scaling is None or scaling.kind != "yarn" or length <= scaling.factor * scaling.original_length,
+                f"config.rope_stages: rows of {length} tokens at step {step} are longer than yarn's factor × original_length",
+            )
+
+    def model_at(self, step: int) -> ModelConfig:
+        """The model with the rope of a step."""
+        begun = [stage for stage in self.rope_stages if stage.from_step <= step]
+        if not begun:
+            return self.model
+        theta, scaling = begun[-1].theta or self.model.rope_theta, begun[-1].scaling or self.model.rope_scaling
+        return dataclasses.replace(self.model, rope_theta=theta, rope_scaling=scaling)
+
+    def model_after(self, steps: int) -> ModelConfig:
+        """The model that so many steps have trained: with the rope of the last of them."""
+        return self.model_at(max(steps - 1, 0))

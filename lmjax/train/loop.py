@@ -28,7 +28,7 @@ class NotFiniteError(RunError):
 class Loop:
     """What a run brings to the loop."""
 
-    step: Step
+    step: Callable[[int], Step]  # the program of each step
     batches: Iterator[tuple[int, Batch]]  # (step, batch on the devices)
     evaluate: Callable[[TrainState], Mapping[str, float]] | None
     saver: Saver
@@ -45,6 +45,7 @@ class Loop:
     skipped: int = 0  # in a row, so far
     timed: bool = False  # whether the first step is over
     shape: tuple[int, ...] | None = None  # [B, T] of the step before
+    program: Step | None = None  # that ran it
 
     def run(self, state: TrainState, start: int, stop: int) -> tuple[TrainState, int]:
         """Runs steps start … stop - 1.
@@ -63,11 +64,13 @@ class Loop:
                 number, batch = next(self.batches)
             if number != step:
                 raise RuntimeError(f"the loader gave the batch of step {number} at step {step}")
-            self.watchdog.at(step, "step" if batch.tokens.shape == self.shape else "compiling")
-            if batch.tokens.shape != self.shape:
+            program = self.step(step)
+            same = batch.tokens.shape == self.shape and program is self.program
+            self.watchdog.at(step, "step" if same else "compiling")
+            if not same:
                 self.compiles_for(step, batch.tokens.shape, pending)
-                pending = None
-            state, metrics = self.step(state, batch)
+                pending, self.program = None, program
+            state, metrics = program(state, batch)
             if pending is not None:
                 self.report(*pending)
             pending = (step + 1, metrics)
@@ -98,10 +101,10 @@ class Loop:
         return state, stop
 
     def compiles_for(self, step: int, shape: tuple[int, ...], pending: tuple[int, Metrics] | None) -> None:
-        """Tells of rows of another length, and ends the stopwatch's window: its figures are of one length."""
+        """Tells of another program, and ends the stopwatch's window: its figures are of one program and length."""
         if self.shape is not None:
             self.writer.say(
-                f"step {step}: {shape[0]} rows of {shape[1]} tokens from here on; a new length compiles first"
+                f"step {step}: {shape[0]} rows of {shape[1]} tokens from here on; its program compiles first"
             )
         if pending is not None:
             self.report(*pending)
