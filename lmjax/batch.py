@@ -20,3 +20,5 @@ class Batch(NamedTuple):
         Any, "*A B T"
     ]  # int32; 1, 2, … for each document in the row, 0 for padding: attention stays inside one
     positions: Int[Any, "*A B T"]  # int32; 0, 1, … from each document's first token in the row
+    prefix: Float[Any, "*A B P I"] | None = None
+    # float32; features (image, sound) that stand before the row's text, which is one document; none: text alone

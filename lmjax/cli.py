@@ -86,6 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--batch-size", type=int, default=16, metavar="N", help="prompts of --prompts at a time (default: 16)"
     )
+    sub.add_argument("--features", metavar="FILE", help="a .npz whose arrays stand before the prompts, one for each")
     sub.add_argument("--max-tokens", type=int, default=128, metavar="N")
     sub.add_argument("--temperature", type=float, default=0.8, help="0: greedy (default: 0.8)")
     sub.add_argument("--top-k", type=int, metavar="K")

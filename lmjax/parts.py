@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from lmjax import config as configs
 from lmjax.data import loader
+from lmjax.data.features import open_features
 from lmjax.eval import perplexity
 from lmjax.model import attention, fp8
 from lmjax.model.config import ModelConfig
@@ -97,7 +98,13 @@ def build_reader(
 ) -> loader.StepReader:
     """The reader of a run's batches; `rows` gives this process's of a global batch of that many."""
     steps, packing_dir = config.train.steps, epath.Path(workdir) / PACKING
-    return loader.build_train_reader(config.data, config.train.batch_size, config.seed, rows, steps, packing_dir)
+    reader = loader.build_train_reader(config.data, config.train.batch_size, config.seed, rows, steps, packing_dir)
+    for features in reader.features.values():
+        configs.need(
+            features.shape[1] == config.model.prefix_dim,
+            f"{features.path}: features have width {features.shape[1]}; config.model.prefix_dim={config.model.prefix_dim}",
+        )
+    return reader
 
 
 def build_evaluate(
@@ -124,9 +131,11 @@ def build_evaluate(
     local = multihost.local_rows(parts.batch_sharding, rows_of_batch)
     limit = config.eval.rows if max_rows == "config" else max_rows
     sources = loader.eval_sources(config.data, split)
+    features = open_features(config.data.features, list(sources.values()))
 
     def on_mesh(source):
-        batches = loader.EvalBatches(source, config.data.seq_len, rows_of_batch, limit, local)
+        before = features.get(source.name)
+        batches = loader.EvalBatches(source, config.data.seq_len, rows_of_batch, limit, local, before)
         placed = multihost.on_devices(enumerate(batches), parts.batch_sharding, lambda _: rows_of_batch)
         for _, batch in placed:
             moves()

@@ -9,6 +9,7 @@ import numpy as np
 
 from lmjax.checkpoint import restore
 from lmjax.data.document import Document
+from lmjax.data.features import for_prompts
 from lmjax.data.trace import trace as trace_step
 from lmjax.errors import UserError
 from lmjax.eval import needle
@@ -74,13 +75,18 @@ def find_needles(
 
 
 def stream(
-    model: Model, prompts: Sequence[str], max_tokens: int, sampling: Sampling, seeds: Sequence[int] | None = None
+    model: Model,
+    prompts: Sequence[str],
+    max_tokens: int,
+    sampling: Sampling,
+    seeds: Sequence[int] | None = None,
+    prefix: np.ndarray | None = None,
 ) -> Iterator[list[str]]:
-    """See `generate`; with `seeds`, each prompt's draw is its own."""
+    """See `generate`; with `seeds`, each prompt's draw is its own; `prefix` are features [B, P, I] before the prompts."""
     parts, tokenizer, weights, _ = model
     bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     ids = [np.array([*bos, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
-    numbers = tokenizer.vocab_size, tokenizer.eos_id, seeds
+    numbers = tokenizer.vocab_size, tokenizer.eos_id, seeds, prefix
     with meshes.use(parts.mesh):
         tokens = decode.generate(parts.config.model, weights, ids, max_tokens, sampling, parts.types, *numbers)
         yield from decode.stream_text(tokens, tokenizer, len(prompts))
@@ -93,9 +99,14 @@ def generate(
     sampling: Sampling,
     step: int | None,
     overrides: list[str],
+    features: os.PathLike | str | None = None,
 ) -> Iterator[list[str]]:
-    """Yields, as it is decoded, the text that each prompt gained: ["def", ""], [" f", "import"] …"""
-    yield from stream(load_model(workdir, step, overrides), prompts, max_tokens, sampling)
+    """Yields, as it is decoded, the text that each prompt gained: ["def", ""], [" f", "import"] …
+
+    `features` is a `.npz` with an array for each prompt, in order.
+    """
+    prefix = None if features is None else for_prompts(features, len(prompts))
+    yield from stream(load_model(workdir, step, overrides), prompts, max_tokens, sampling, prefix=prefix)
 
 
 def complete(

@@ -128,8 +128,11 @@ def generate(args: argparse.Namespace) -> None:
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     if args.prompts is not None:
         return complete(args, sampling)
-    stream = trained.generate(args.workdir, args.prompt or [""], args.max_tokens, sampling, args.step, args.overrides)
-    show_stream(args.prompt or [""], stream)
+    prompts = args.prompt or [""]
+    stream = trained.generate(
+        args.workdir, prompts, args.max_tokens, sampling, args.step, args.overrides, args.features
+    )
+    show_stream(prompts, stream)
 
 
 def complete(args: argparse.Namespace, sampling) -> None:
@@ -137,6 +140,7 @@ def complete(args: argparse.Namespace, sampling) -> None:
     from lmjax import trained
 
     configs.need(args.prompt is None, "--prompt and --prompts exclude each other")
+    configs.need(args.features is None, "--features go with --prompt, not with --prompts")
     configs.need(args.batch_size >= 1, f"--batch-size={args.batch_size} must be at least 1")
     requests = read_requests(args.prompts, args.seed)
     model = trained.load_model(args.workdir, args.step, args.overrides)

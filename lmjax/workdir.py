@@ -80,7 +80,8 @@ def absolute_paths(config: RunConfig) -> RunConfig:
 
     folders = {name: getattr(config.data, name) for name in ("packing_dir", "cache_dir")}
     given = {name: absolute(folder) for name, folder in folders.items() if folder is not None}
-    data = dataclasses.replace(config.data, shards=tuple(map(absolute, config.data.shards)), **given)
+    features = {name: absolute(path) for name, path in config.data.features.items()}
+    data = dataclasses.replace(config.data, shards=tuple(map(absolute, config.data.shards)), features=features, **given)
     start = None if config.init_from is None else absolute(config.init_from)
     return dataclasses.replace(config, data=data, tokenizer=absolute(config.tokenizer), init_from=start)
 

@@ -78,8 +78,11 @@ class DataConfig:
     shards: tuple[str, ...] = free(())  # folders made by `lmjax tokenize`; their sources together are the run's
     # (free: where they lie may change; what they hold is compared by fingerprint)
     seq_len: int = 256  # T, tokens in a row; a run-time choice, shards do not depend on it
-    packing: Literal["concat", "best_fit"] = "concat"
-    # concat: documents one after another, cut where a row ends, no padding. best_fit: none is cut that fits in a row
+    packing: Literal["concat", "best_fit", "document"] = "concat"
+    # concat: documents one after another, cut where a row ends, no padding. best_fit: none is cut that fits in a row.
+    # document: one in each row, from its start
+    features: dict[str, str] = dataclasses.field(default_factory=dict, metadata={"free": True})
+    # source → .npz of features, an array [P, I] for each document's id; they stand before its text. Compared by content
     packing_dir: str | None = free(None)  # holds the rows that best_fit prepares; none: `packing/` in the workdir
     cache_dir: str | None = free(
         None
@@ -107,6 +110,10 @@ class DataConfig:
         need(self.num_workers >= 0, f"config.data.num_workers={self.num_workers} must not be negative")
         need(self.prefetch >= 0, f"config.data.prefetch={self.prefetch} must not be negative")
         need(self.cache_bytes > 0, f"config.data.cache_bytes={self.cache_bytes} must be positive")
+        need(
+            not self.features or self.packing == "document",
+            f"config.data.features stand before one document: packing={self.packing!r} must be 'document'",
+        )
         self.check_stages()
         for weights in (self.weights, *(stage.weights for stage in self.stages)):
             need(all(w >= 0 for w in weights.values()), f"config.data: weights must not be negative: {weights}")

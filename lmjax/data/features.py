@@ -3,56 +3,103 @@
 They stand before the document's text in its row; what is learned is the text.
 """
 
+import dataclasses
+import functools
 import os
-from collections.abc import Iterable, Mapping
+import threading
+import zipfile
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
 
-from lmjax.batch import Batch
 from lmjax.config import need
-from lmjax.data.document import Document
+from lmjax.data.source import Source
 from lmjax.errors import UserError
-from lmjax.tokenizers.base import Tokenizer
+from lmjax.files import sha256_file
+
+LOCK = threading.Lock()  # of the open files: the reader's threads share them
 
 
-def read_features(path: os.PathLike | str) -> dict[str, Float[np.ndarray, "P I"]]:
-    """Document id → float32 features, all of one shape and finite."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            features = {name: np.asarray(archive[name], np.float32) for name in archive.files}
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is no .npz of numbers: {error}") from error
-    need(len(features) > 0, f"{path} holds no features")
-    shape = next(iter(features.values())).shape
-    for name, array in features.items():
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """Reads the features of a source's documents. Pickles without its open file."""
+
+    path: str
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"path": self.path}
+
+    @functools.cached_property
+    def archive(self) -> np.lib.npyio.NpzFile:
+        """The open file; an array is read when it is asked for."""
+        try:
+            archive = np.load(self.path, allow_pickle=False)
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise UserError(f"{self.path} is no .npz of numbers: {error}") from error
+        need(isinstance(archive, np.lib.npyio.NpzFile), f"{self.path} is no .npz of numbers: it is one array")
+        need(bool(archive.files), f"{self.path} holds no features")
+        return archive
+
+    @functools.cached_property
+    def shape(self) -> tuple[int, int]:
+        """(P, I), of all."""
+        first = self.load(self.archive.files[0])
+        need(first.ndim == 2, f"{self.path}: {self.archive.files[0]!r} has shape {first.shape}, which is not [P, I]")
+        return first.shape
+
+    def load(self, name: str) -> np.ndarray:
+        """One array as it is stored, in float32."""
+        try:
+            with LOCK:
+                return np.asarray(self.archive[name], np.float32)
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise UserError(f"{self.path} is no .npz of numbers: {name!r}: {error}") from error
+
+    def read(self, name: str) -> Float[np.ndarray, "P I"]:
+        """The features of a document, by its id: of the shape of all, and finite."""
+        need(name in self.archive, f"{self.path} holds no features of document {name!r}")
+        array = self.load(name)
         need(
-            array.ndim == 2 and array.shape == shape,
-            f"{path}: {name!r} has shape {array.shape}, others {shape}; [P, I] it is",
+            array.shape == self.shape,
+            f"{self.path}: {name!r} has shape {array.shape}, others {self.shape}; [P, I] it is",
         )
-        need(bool(np.isfinite(array).all()), f"{path}: {name!r} holds numbers that are not finite")
+        need(bool(np.isfinite(array).all()), f"{self.path}: {name!r} holds numbers that are not finite")
+        return array
+
+    def of(self, source: Source, documents: Sequence[int]) -> Float[np.ndarray, "B P I"]:
+        """The features of documents, by their numbers in the source."""
+        arrays = [self.read(source.document(number)["id"]) for number in documents]
+        return np.stack(arrays) if arrays else np.zeros((0, *self.shape), np.float32)
+
+    def check(self, source: Source) -> None:
+        """Every document has some; looks at names alone."""
+        have = set(self.archive.files)
+        for number in range(source.num_documents):
+            name = source.document(number)["id"]
+            need(name in have, f"{self.path} holds no features of document {name!r} of source {source.name!r}")
+
+
+def open_features(paths: dict[str, str], sources: Sequence[Source]) -> dict[str, Features]:
+    """Those of each source; all have some of one shape, or none has."""
+    if not paths:
+        return {}
+    missing = [source.name for source in sources if source.name not in paths]
+    need(not missing, f"config.data.features names no file for source {missing}")
+    features = {source.name: Features(os.fspath(paths[source.name])) for source in sources}
+    shapes = {each.path: each.shape for each in features.values()}
+    need(len(set(shapes.values())) == 1, f"config.data.features: their shapes differ: {shapes}")
     return features
 
 
-def prefixed_rows(
-    documents: Iterable[Document], features: Mapping[str, np.ndarray], tokenizer: Tokenizer, seq_len: int
-) -> tuple[Batch, Float[np.ndarray, "B P I"]]:
-    """One document a row, from its first id to its end of text, and the features of each; a longer text is cut.
+def fingerprints(features: dict[str, Features]) -> dict[str, str]:
+    """Of their content, by source."""
+    return {name: sha256_file(each.path) for name, each in features.items()}
 
-    Raises:
-      UserError: a document without features, or a tokenizer without <bos>: the first token of a text has something to follow.
-    """
-    need(tokenizer.bos_id is not None, "text after features begins with <bos>: the tokenizer has none")
-    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    rows, prefixes = [], []
-    for document in documents:
-        need(document.id in features, f"document {document.id!r} of {document.source!r} has no features")
-        prefixes.append(features[document.id])
-        ids = np.array([tokenizer.bos_id, *tokenizer.encode(document.text), *end], np.int32)[: seq_len + 1]
-        rows.append((ids, len(ids) - 1))
-    tokens, targets = np.zeros((2, len(rows), seq_len), np.int32)
-    real = np.arange(seq_len) < np.array([count for _, count in rows])[:, None]
-    for row, (ids, count) in enumerate(rows):
-        tokens[row, :count], targets[row, :count] = ids[:-1], ids[1:]
-    positions = np.broadcast_to(np.arange(seq_len, dtype=np.int32), tokens.shape) * real
-    return Batch(tokens, targets, real.astype(np.float32), real.astype(np.int32), positions), np.stack(prefixes)
+
+def for_prompts(path: os.PathLike | str, count: int) -> Float[np.ndarray, "B P I"]:
+    """The arrays of a file in their order, one for each prompt."""
+    features = Features(os.fspath(path))
+    names = features.archive.files
+    need(len(names) == count, f"{path} holds {len(names)} arrays for {count} prompts")
+    return np.stack([features.read(name) for name in names])

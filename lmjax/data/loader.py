@@ -23,12 +23,16 @@ from lmjax.batch import Batch
 from lmjax.data import bestfit
 from lmjax.data.cache import ReadAhead, RemoteFile, ShardCache
 from lmjax.data.config import DataConfig
+from lmjax.data.features import Features, fingerprints, open_features
 from lmjax.data.mixture import Mixture, build_mixture
 from lmjax.data.pack import (
     VERSION,
     Pieces,
     Rows,
     Stretch,
+    document_rows,
+    document_spans,
+    eval_documents,
     eval_rows,
     num_eval_rows,
     pieces,
@@ -81,14 +85,24 @@ class StepReader:
     mixture: Mixture
     stages: tuple[Stage, ...]
     seed: int
-    packing_dir: str | None = None  # of best-fit rows; none: concatenated ones
+    packing: str = "concat"
+    packing_dir: str | None = None  # of best-fit rows
+    features: dict[str, Features] = dataclasses.field(default_factory=dict)  # source → what stands before its documents
 
     def __call__(self, step: int) -> Batch:
         stage = self.stages[self.stage_at(step)]
-        packed = Rows(len(indices(stage.rows, stage.batch_rows)), stage.seq_len)
+        rows = len(indices(stage.rows, stage.batch_rows))
+        packed = Rows(rows, stage.seq_len)
+        shape = next(iter(self.features.values())).shape if self.features else (0, 0)
+        prefix = np.zeros((rows, *shape), np.float32)
         for part in self.parts(step):
-            packed.write(part.source, part.rows, part.pieces(targets=True))
-        return packed.batch()
+            found = part.pieces(targets=True)
+            packed.write(part.source, part.rows, found)
+            if self.features:
+                prefix[part.rows[found.window]] = self.features[part.source.name].of(
+                    part.source, found.document.tolist()
+                )
+        return packed.batch()._replace(prefix=prefix if self.features else None)
 
     def stage_at(self, step: int) -> int:
         """The number of a step's stage."""
@@ -108,8 +122,8 @@ class StepReader:
         counters = counters - self.mixture.taken[number][owners]  # of the stage
         for source in np.unique(owners).tolist():
             (here,) = np.nonzero(owners == source)
-            make = self.concat_part if self.packing_dir is None else self.best_fit_part
-            yield make(number, source, here, counters[here])
+            make = {"concat": self.concat_part, "best_fit": self.best_fit_part, "document": self.document_part}
+            yield make[self.packing](number, source, here, counters[here])
 
     def concat_part(
         self, stage: int, source: int, rows: Int64[np.ndarray, " W"], counters: Int64[np.ndarray, " W"]
@@ -148,6 +162,15 @@ class StepReader:
             self.sources[source], rows, found.epochs, found.starts, found.widths, found.owner, found.columns, found.following
         )  # fmt: skip
 
+    def document_part(
+        self, stage: int, source: int, rows: Int64[np.ndarray, " W"], counters: Int64[np.ndarray, " W"]
+    ) -> Part:
+        """Rows that are documents, whatever the stage's T; a longer one is cut."""
+        total, own = counters + self.mixture.taken[stage][source], self.sources[source]
+        epochs, documents = document_rows(own, self.seed, total)
+        starts, widths, following = document_spans(own, self.stages[stage].seq_len, documents)
+        return Part(own, rows, epochs, starts, widths, np.arange(len(rows)), np.zeros_like(rows), following)
+
     def place(self, stage: int, source: int) -> tuple[int, int]:
         """(epoch, rows read since it began) where a source goes on in a stage: another T begins the next epoch."""
         epoch, before = 0, 0
@@ -165,6 +188,8 @@ class StepReader:
     def prepare(self, full: bool = True) -> list[str]:
         """Makes or verifies the indexes of best-fit rows, once before the first step; returns what to tell."""
         notes = self.describe_remote()
+        for source in self.sources if full and self.features else ():
+            self.features[source.name].check(source)
         for length in dict.fromkeys(stage.seq_len for stage in self.stages) if self.packing_dir is not None else ():
             for number, source in enumerate(self.sources):
                 if any(weights[number] for weights in self.mixture.weights):
@@ -204,8 +229,11 @@ class StepReader:
 
     def identity(self) -> dict[str, Any]:
         """All that decides the batches, as JSON; not the host's rows, nor where the shards lie."""
-        packing = VERSION if self.packing_dir is None else f"best_fit {bestfit.VERSION}"
+        packing = {"concat": VERSION, "best_fit": f"best_fit {bestfit.VERSION}", "document": f"document {VERSION}"}[
+            self.packing
+        ]
         return {
+            **({"features": fingerprints(self.features)} if self.features else {}),
             "packing": packing,
             "sources": {source.name: source.fingerprint for source in self.sources},
             "tokenizer": self.sources[0].tokenizer,
@@ -285,15 +313,30 @@ class EvalBatches(Sequence):
     batch_rows: int
     max_rows: int | None = None  # that many rows only, spread evenly over the source
     rows: tuple[int, ...] | None = None  # this host's indices into the global batch; none: all
+    features: Features | None = None  # before documents, each of which is a row; none: rows are windows
 
     def __len__(self) -> int:
+        if self.features is not None:
+            return -(-min(self.source.num_documents, self.max_rows or self.source.num_documents) // self.batch_rows)
         return -(-num_eval_rows(self.source, self.seq_len, self.max_rows) // self.batch_rows)
 
     def __getitem__(self, index: int) -> Batch:
         if not 0 <= index < len(self):
             raise IndexError(index)
         rows = index * self.batch_rows + indices(self.rows, self.batch_rows)
+        if self.features is not None:
+            return self.featured(eval_documents(self.source, rows, self.max_rows), self.features)
         return eval_rows(self.source, self.seq_len, rows, self.max_rows)
+
+    def featured(self, documents: Int64[np.ndarray, " B"], features: Features) -> Batch:
+        """Rows that are documents behind their features; padding where the number is negative."""
+        (real,) = np.nonzero(documents >= 0)
+        starts, widths, following = document_spans(self.source, self.seq_len, documents[real])
+        packed = Rows(len(documents), self.seq_len)
+        packed.fill(self.source, real, starts, widths + following)
+        prefix = np.zeros((len(documents), *features.shape), np.float32)
+        prefix[real] = features.of(self.source, documents[real].tolist())
+        return packed.batch()._replace(prefix=prefix)
 
 
 def build_train_reader(
@@ -328,7 +371,8 @@ def build_train_reader(
         Stage(step, count, length, host_rows(rows, count))
         for step, count, length in zip(config.from_steps, config.stage_rows(batch_size), config.seq_lens)
     )
-    return StepReader(sources, mixture, stages, seed, os.fspath(packing_dir) if best_fit else None)
+    folder = os.fspath(packing_dir) if best_fit else None
+    return StepReader(sources, mixture, stages, seed, config.packing, folder, open_features(config.features, sources))
 
 
 def host_rows(rows: Sequence[int] | Callable[[int], Sequence[int]] | None, batch_rows: int) -> tuple[int, ...] | None:

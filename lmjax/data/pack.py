@@ -219,6 +219,27 @@ class Rows:
         )
 
 
+def document_rows(
+    source: Source, seed: int, counters: Integer[np.ndarray, " B"]
+) -> tuple[Int64[np.ndarray, " B"], Int64[np.ndarray, " B"]]:
+    """(epoch, document) of a source's rows number `counters`, where each is one document: permuted anew in each epoch."""
+    epochs, within = np.divmod(counters, source.num_documents)
+    documents = np.zeros_like(within)
+    for epoch in np.unique(epochs).tolist():
+        here = epochs == epoch
+        documents[here] = permute(within[here], source.num_documents, epoch_keys(seed, source.name, epoch)[0])
+    return epochs, documents
+
+
+def document_spans(
+    source: Source, seq_len: int, documents: Int64[np.ndarray, " B"]
+) -> tuple[Int64[np.ndarray, " B"], Int64[np.ndarray, " B"], Int64[np.ndarray, " B"]]:
+    """Where documents start, how much of each stands in its row, and whether a token behind that is its last target."""
+    starts, stops = (source.offsets[documents + n].astype(np.int64) for n in (0, 1))
+    widths = np.minimum(stops - starts, seq_len)
+    return starts % max(source.num_tokens, 1), widths, (stops - starts > widths).astype(np.int64)
+
+
 # --------------------------------------------------------------------------------------------------------------- evaluation
 
 
@@ -240,3 +261,11 @@ def eval_rows(source: Source, seq_len: int, rows: Integer[np.ndarray, " B"], max
     packed = Rows(len(rows), seq_len)
     packed.fill(source, np.arange(len(rows)), starts, widths)
     return packed.batch()
+
+
+def eval_documents(
+    source: Source, rows: Integer[np.ndarray, " B"], max_rows: int | None = None
+) -> Int64[np.ndarray, " B"]:
+    """The document of each row where rows are documents, spread evenly; -1 for those past the last."""
+    count = source.num_documents if max_rows is None else min(source.num_documents, max_rows)
+    return np.where(rows < count, rows.astype(np.int64) * source.num_documents // max(count, 1), -1)

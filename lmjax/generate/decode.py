@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from lmjax.config import need
 from lmjax.generate.sample import Sampling, sample
@@ -49,12 +49,13 @@ def prefill(
     num_ids: int,
     types: Dtypes,
     length: int,
+    prefix: Float[Array, "B P I"] | None = None,
 ) -> tuple[Int[Array, "B"], Cache]:
     """Runs the prompts; the first new token of each row, and the cache of `length` slots."""
     places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     cache = empty_cache(config, tokens.shape[0], length, types.activation)
     mask = Mask(query_places=jnp.where(places < lengths[:, None], places, NOWHERE))
-    hidden, cache = decoder.forward(config, params, tokens, places, mask, types, cache=cache)
+    hidden, cache, _ = decoder.forward_routed(config, params, tokens, places, mask, types, cache=cache, prefix=prefix)
     last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
     return _next_token(config, params, last, sampling, num_ids, types, key), cache
 
@@ -89,6 +90,7 @@ def generate(
     num_ids: int,
     eos_id: int | None = None,
     seeds: Sequence[int] | None = None,
+    prefix: Float[np.ndarray, "B P I"] | None = None,
 ) -> Iterator[np.ndarray]:
     """Yields one new token for each prompt at a time, FINISHED once a row has produced `eos_id`; ends when all have.
 
@@ -101,6 +103,7 @@ def generate(
       num_ids: the tokenizer's vocabulary; larger ids are never drawn.
       eos_id: where a row stops; the id itself is yielded.
       seeds: one for each prompt, of 32 bits, in place of `sampling.seed` and the index: the draw is the prompt's own.
+      prefix: features that stand before each prompt.
 
     Raises:
       UserError: an empty prompt, an id that the model does not have, or more places than learned positions.
@@ -122,18 +125,24 @@ def generate(
     key = jax.random.key(sampling.seed)
     if seeds is not None:
         key = jax.vmap(jax.random.key)(np.array([*seeds, *[0] * (rows - len(seeds))], np.uint32))
+    before = 0 if prefix is None else prefix.shape[1]  # places of features
+    if prefix is not None:
+        need(
+            prefix.shape[2] == config.prefix_dim,
+            f"features have width {prefix.shape[2]}; config.model.prefix_dim={config.prefix_dim}",
+        )
+        prefix = np.concatenate([prefix, np.zeros((rows - len(prefix), *prefix.shape[1:]), prefix.dtype)])
     static = {"sampling": sampling, "num_ids": num_ids, "types": types}
     done = np.arange(rows) >= len(prompts)
-    new, cache = prefill(
-        config, params, tokens, lengths, _at(key, 0), length=max(width, longest + max_tokens), **static
-    )
+    length = before + max(width, longest + max_tokens)
+    new, cache = prefill(config, params, tokens, lengths, _at(key, 0), length=length, prefix=prefix, **static)
     for count in range(1, max_tokens + 1):
         host = np.where(done, FINISHED, np.asarray(new))
         yield host[: len(prompts)]
         done = done | (host == eos_id)
         if done.all() or count == max_tokens:
             return
-        places = lengths + (count - 1)
+        places = before + lengths + (count - 1)
         new, cache = decode_step(config, params, new, places, cache, _at(key, count), **static)
 
 

@@ -20,7 +20,7 @@ from lmjax.model import module, pipeline, rope, stack
 from lmjax.model.attention import Mask
 from lmjax.model.block import scaled
 from lmjax.model.blockwise import soft_cap
-from lmjax.model.cache import Cache
+from lmjax.model.cache import NOWHERE, Cache
 from lmjax.model.config import ModelConfig
 from lmjax.model.dense import Dtypes, dense, dropout, fold_in
 from lmjax.model.initialize import Initializer
@@ -87,7 +87,10 @@ class Decoder(nnx.Module):
         segments = mask.segments
         if segments is not None:
             segments = jnp.concatenate([jnp.ones((rows, length), segments.dtype), segments], axis=1)
-        mask = dataclasses.replace(mask, segments=segments, prefix=length)
+        queries = mask.query_places
+        if queries is not None:  # of a cache
+            queries = jnp.concatenate([places, jnp.where(queries < NOWHERE, queries + length, NOWHERE)], axis=1)
+        mask = dataclasses.replace(mask, segments=segments, query_places=queries, prefix=length)
         return x, jnp.concatenate([places, positions + length], axis=1), mask
 
     def __call__(

@@ -74,7 +74,8 @@ def on_devices(
     """
     queue: collections.deque[tuple[int, Batch]] = collections.deque()
     for step, batch in batches:
-        queue.append((step, Batch(*(global_array(sharding, x, batch_rows(step)) for x in batch))))
+        arrays = (None if x is None else global_array(sharding, x, batch_rows(step)) for x in batch)
+        queue.append((step, Batch(*arrays)))
         if len(queue) > ahead:
             yield queue.popleft()
     yield from queue

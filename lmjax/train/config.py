@@ -115,6 +115,14 @@ class RunConfig:
             f"config.train.precision={self.train.precision!r}: the products of config.model.moe have no form in eight bits",
         )
         need(
+            model.prefix_dim is None or self.mesh.context == 1,
+            "config.mesh.context splits rows, before whose text config.model.prefix_dim puts features",
+        )
+        need(
+            not data.features or model.prefix_dim is not None,
+            "config.data.features need config.model.prefix_dim, the width of the features",
+        )
+        need(
             model.position != "learned" or data.seq_len <= model.max_length,
             f"config.data.seq_len={data.seq_len} exceeds config.model.max_length={model.max_length} of learned positions",
         )

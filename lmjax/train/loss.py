@@ -126,11 +126,11 @@ def next_token_loss(
     z_loss: float,
     chunk: int,
     types: Dtypes,
-    prefix: Float[Array, "B P I"] | None = None,
 ) -> Sums:
-    """The sums of a micro-batch; `key` turns dropout on, `prefix` are features that stand before each row's text."""
+    """The sums of a micro-batch; `key` turns dropout on."""
+    mask = Mask(segments=batch.segment_ids)
     hidden, _, routed = decoder.forward_routed(
-        model, params, batch.tokens, batch.positions, Mask(segments=batch.segment_ids), types, key=key, prefix=prefix
+        model, params, batch.tokens, batch.positions, mask, types, key=key, prefix=batch.prefix
     )
     head = HeadConfig(z_loss, model.logit_softcap, chunk, types)
     total, (nll, z) = head_loss(hidden, decoder.output_weights(model, params), batch.targets, batch.loss_weights, head)
