@@ -108,6 +108,10 @@ def claim_workdir(workdir: epath.Path, record: dict[str, Any], tokenizer: Tokeni
             files.write_json(path, record)
         return []
     before = files.read_json(path)
+    if "imported" in before:
+        raise UserError(
+            f"{workdir} holds an import; begin a run with it in another --workdir by --config.init_from={workdir}"
+        )
     changes = configs.diff(RunConfig, before["config"], record["config"])
     refused = [str(change) for change in changes if not change.free]
     refused += [f"{name}: another fingerprint" for name in ("tokenizer", "data") if before[name] != record[name]]

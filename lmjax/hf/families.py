@@ -140,6 +140,7 @@ FAMILIES = {
         | {"max_position_embeddings": 8192, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         {"hidden_activation": GELU, "hidden_act": GELU, "use_bidirectional_attention": (False,)},
         frozenset(WINDOW_KEYS),
+        ignored=frozenset({"sliding_window_size"}),  # in the hub's files; transformers does not read it
         norm_shift=1.0,
     ),
     "gemma3_text": Family(

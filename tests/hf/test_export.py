@@ -62,8 +62,12 @@ def test_a_step_and_back(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["llama", "mistral", "qwen2, yarn, tied", "qwen3", "gemma2", "gemma3", "olmo2", "gpt2"]
-)
+    "name",
+    [
+        "llama", "mistral", "qwen2, yarn, tied", "qwen3", "gemma2", "gemma3", "olmo2", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe",
+        "qwen2_moe, dense between", "qwen3_moe, dense layers",
+    ],
+)  # fmt: skip
 def test_greedy_tokens_are_those_of_transformers(name, tmp_path):
     theirs = peer.model(name, seed=3)
     theirs.save_pretrained(tmp_path)

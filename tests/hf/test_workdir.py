@@ -15,6 +15,7 @@ from lmjax.errors import UserError
 from lmjax.files import read_json
 from lmjax.hf import export
 from lmjax.hf.tokenizer import write_tokenizer
+from lmjax.monitor.write import read_metrics
 from lmjax.tokenizers import build as tokenizers
 from lmjax.tokenizers.hf import HfTokenizer
 from lmjax.tokenizers.train import train_tokenizer
@@ -42,7 +43,7 @@ def config_file(path, model):
     values = {
         "model": model, "data": {"seq_len": 32}, "optim": {"schedule": "constant", "warmup_steps": 0},
         "train": {"steps": 2, "batch_size": 8, "precision": "float32"}, "eval": {"every": None, "rows": 8},
-        "monitor": {"tensorboard": False, "peak_flops": 1e12},
+        "monitor": {"tensorboard": False, "peak_flops": 1e12, "log_every": 1},
     }  # fmt: skip
     text = f"from ml_collections import ConfigDict\n\n\ndef get_config():\n    return ConfigDict({values!r})\n"
     path.write_text(text)
@@ -81,7 +82,16 @@ def test_a_run_begins_with_the_parameters_of_an_import_on_a_mesh(theirs, workdir
         main(["hf-export", "--workdir", str(tmp_path / "still"), "--out", str(tmp_path / "same"), "--dtype=float32"])
         == 0
     )
-    assert main([*base, "--workdir", str(tmp_path / "run"), "--config.optim.learning_rate=0.01"]) == 0
+    run = [*base, "--workdir", str(tmp_path / "run"), "--config.optim.learning_rate=0.01"]
+    assert main([*run, "--config.train.stop_at=1"]) == 0
+    assert (
+        main([*run, "--config.mesh.data=1", "--config.mesh.fsdp=4", "--config.mesh.tensor=2"]) == 0
+    )  # goes on, on another mesh
+    assert main([*base, "--workdir", str(tmp_path / "whole"), "--config.optim.learning_rate=0.01"]) == 0
+    parts, whole = (
+        [r["train/loss"] for r in read_metrics(tmp_path / name) if "train/loss" in r] for name in ("run", "whole")
+    )
+    assert len(parts) == 2 and parts == pytest.approx(whole, abs=1e-5)
     assert main(["hf-export", "--workdir", str(tmp_path / "run"), "--out", str(tmp_path / "moved")]) == 0
     tokens = np.arange(70)[None]
     before, same, moved = (
@@ -110,6 +120,17 @@ def test_mistakes_exit_with_2(theirs, workdir, tmp_path, capsys):
         "--tokenizer",
         workdir / "tokenizer",
         "--config.model.rope_theta=3.0",
+    )
+
+
+def test_an_import_is_no_run_to_go_on_with(workdir, line, tmp_path, capsys):
+    """Its folder keeps what was imported: a run begins with it elsewhere."""
+    file = config_file(tmp_path / "config.py", read_json(workdir / "run.json")["config"]["model"])
+    words = ["train", "--config", str(file), *(f"--config.{o}" for o in line.overrides())]
+    assert main([*words, "--workdir", str(workdir)]) == 2
+    assert (
+        f"holds an import; begin a run with it in another --workdir by --config.init_from={workdir}"
+        in capsys.readouterr().err
     )
 
 
