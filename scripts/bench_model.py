@@ -1,4 +1,5 @@
-"""Parts of the decoder on a CPU: a mixture of experts beside a dense model, attention over long rows, compilation by depth.
+"""Parts of the decoder on a CPU: a mixture of experts beside a dense model, attention over long rows, compilation by depth, and the
+import of a large checkpoint.
 
     python scripts/bench_model.py [--only SECTION …] [--quick] [--json FILE]
 
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from bench_attention import attention, scan
 from bench_harness import Row, Sampler, Worker, environment, ratio, show, write
+from bench_import import hf_import
 from rich.console import Console
 
 from lmjax.cli import HUGE_PAGES
@@ -67,7 +69,9 @@ def moe(sampler: Sampler, quick: bool) -> list[Row]:
     ]  # fmt: skip
 
 
-SECTIONS: dict[str, Callable[[Sampler, bool], list[Row]]] = {"moe": moe, "attention": attention, "scan": scan}
+SECTIONS: dict[str, Callable[[Sampler, bool], list[Row]]] = {
+    "moe": moe, "attention": attention, "scan": scan, "import": hf_import,
+}  # fmt: skip
 QUICK = ("moe",)  # what a minute holds
 
 

@@ -76,7 +76,7 @@ def zoo(tmp_path_factory):
         ({"a": np.ones((2, 3)), "b": np.ones((2, 4))}, r"'b' has shape \(2, 4\)"),
         ({"a": np.ones((2, 3)), "b": np.full((2, 3), np.nan)}, "'b' holds numbers that are not finite"),
         ({}, "holds no features"),
-        ({"a": np.array([["x"]])}, "is no .npz of numbers"),
+        ({"a": np.ones((2, 3)), "b": np.array([["x"]])}, "is no .npz of numbers"),
         ({"a": np.ones((2, 3))}, "holds no features of document 'b'"),
     ],
 )
