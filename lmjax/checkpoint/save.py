@@ -21,6 +21,14 @@ class SaveError(RunError):
     """A checkpoint could not be written; the ones before are intact."""
 
 
+def as_they_are() -> ocp.Context:
+    """Arrays are written uncompressed: weights are noise, and lose a twelfth of their size for more than half the time of a save and a
+    second copy of them in memory until it is done."""
+    context = ocp.Context()
+    context.array.saving.use_compression = False
+    return context
+
+
 class Saver:
     """Writes checkpoints of one run. A context manager: leaving it waits for the save in flight, which else is lost."""
 
@@ -35,13 +43,14 @@ class Saver:
         self.metadata = metadata
         self.pending: tuple[int, Any] | None = None
         self.last_good: int | None = None
-        self.checkpointer = ocp.training.Checkpointer(
-            self.folder,
-            # Every save is the loop's decision: it calls at the right steps, and at the end whatever the step.
-            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=retain.policy(config),
-            cleanup_tmp_directories=True,
-        )
+        with as_they_are():
+            self.checkpointer = ocp.training.Checkpointer(
+                self.folder,
+                # Every save is the loop's decision: it calls at the right steps, and at the end whatever the step.
+                save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+                preservation_policy=retain.policy(config),
+                cleanup_tmp_directories=True,
+            )
         if self.checkpointer.latest is not None:
             self.last_good = self.checkpointer.latest.step
 
@@ -51,7 +60,8 @@ class Saver:
         if self.last_good == step:
             return
         try:
-            self.pending = (step, self.checkpointer.save_async(step, state, custom_metadata=self.metadata))
+            with as_they_are():
+                self.pending = (step, self.checkpointer.save_async(step, state, custom_metadata=self.metadata))
         except (OSError, ValueError, RuntimeError) as error:
             raise self.failure(step, error) from error
 
