@@ -60,6 +60,7 @@ def by_hand(config, workdir):
     return state.params
 
 
+@pytest.mark.slow
 def test_a_rope_from_a_step_on(line, tmp_path, monkeypatch):
     traced, gradients = [], steps.summed_gradients
     monkeypatch.setattr(steps, "summed_gradients", lambda *args: traced.append(args) or gradients(*args))

@@ -49,7 +49,7 @@ def prefill(
     num_ids: int,
     types: Dtypes,
     length: int,
-    prefix: Float[Array, "B P I"] | None = None,
+    prefix: Float[Array, "B _ I"] | None = None,
 ) -> tuple[Int[Array, "B"], Cache]:
     """Runs the prompts; the first new token of each row, and the cache of `length` slots."""
     places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)

@@ -159,6 +159,7 @@ def test_generation_behind_features_equals_the_whole_forward_pass(fields):
             row[place] = token
 
 
+@pytest.mark.slow
 def test_a_model_learns_to_name_what_it_was_shown(zoo, tmp_path):
     """By the loader, the step and the loop of any run; of ten, unseen and with noise. No family of Hugging Face has such a model."""
     _, config = zoo
