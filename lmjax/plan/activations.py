@@ -17,6 +17,8 @@ case x · min(k, E/x). A shared MLP comes on top.
 Where the backward pass stands in a layer, what the layer did not keep is there again, and in the MLP
 
     a (2 M + 2) F/t     the products' outputs, the activation, and the gradients of both
+
+On a CPU, which fuses little, all that "none" would keep of the layer is there, with the gradients a (M + 1) F/t + 2 a D.
 """
 
 from lmjax.model.config import ModelConfig
@@ -97,6 +99,13 @@ def backward_needs(model: ModelConfig, a: int, tensor: int, expert: int = 1) -> 
         hidden = rows * model.hidden / tensor + model.moe.shared_d_ff / tensor
         return a * (kept[model.remat] + 3 * rows * width + arrays * hidden)
     return a * (kept[model.remat] + arrays * model.hidden / tensor)
+
+
+def backward_needs_unfused(model: ModelConfig, seq_len: int, a: int, tensor: int, expert: int = 1) -> float:
+    """The same on a CPU."""
+    rows = 1.0 if model.moe is None else expert_rows(model, expert)
+    gradients = a * ((3 if model.gated else 2) * rows * model.hidden / tensor + 2 * model.d_model)
+    return kept_for_backward(model, seq_len, a, tensor, "none", expert) + gradients
 
 
 def forward_needs(model: ModelConfig, a: int, tensor: int, expert: int = 1) -> float:

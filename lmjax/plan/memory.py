@@ -172,8 +172,8 @@ LOOK_UP, FORWARD, HEAD, BACKWARD, TABLE_GRADIENT, UPDATE = range(len(PHASES))
 KEPT, LAYER, WEIGHTS, GRADIENTS, LOGITS = "kept by layers", "in a layer", "whole weights", "gradients", "logits"
 
 
-def buffers(config: RunConfig, where: Layout) -> list[Buffer]:
-    """What a step holds beside its arguments, see the module."""
+def buffers(config: RunConfig, where: Layout, fused: bool = True) -> list[Buffer]:
+    """What a step holds beside its arguments, see the module; `fused`: on an accelerator, whose compiler fuses what it can."""
     model, length, a = config.model, config.data.longest, product_bytes(config)
     tensor, expert, n = where.tensor, where.sizes["expert"], fsdp_shards(where)
     tokens, is_split, passes = where.tokens(length), n > 1, where.pipeline
@@ -182,15 +182,18 @@ def buffers(config: RunConfig, where: Layout) -> list[Buffer]:
     head = model.d_model * model.vocab_size // tensor
     layer = max(layer_weights(alike, where) for alike in model.alike) // (model.num_layers // passes.stages)
     gradients = tree_bytes(model, where, fsdp=where.zero >= 2)
-    outer = (
-        FLOAT32_BYTES * head // (where.sizes["fsdp"] if where.zero >= 2 else 1)
-    )  # a gradient of table or head that stays
+    outer = FLOAT32_BYTES * head // (where.sizes["fsdp"] if where.zero >= 2 else 1)  # what stays of table or head
     kept = sum(
         share * count * activations.kept_for_backward(alike, length, a, tensor, model.remat, expert)
         for alike, count in model.alike.items()
     )
     forward = max(activations.forward_needs(alike, a, tensor, expert) for alike in model.alike)
-    backward = max(activations.backward_needs(alike, a, tensor, expert) for alike in model.alike)
+    backward = max(
+        activations.backward_needs(alike, a, tensor, expert)
+        if fused
+        else activations.backward_needs_unfused(alike, length, a, tensor, expert)
+        for alike in model.alike
+    )
     chunk = chunk_tokens(config, where) * (model.vocab_size // tensor)
     stream = tokens * a * model.d_model
     found = [
@@ -252,10 +255,10 @@ def product_bytes(config: RunConfig) -> int:
     return 4 if config.train.precision == "float32" else 2
 
 
-def memory(config: RunConfig, num_devices: int) -> Memory:
-    """Bytes on each of `num_devices` devices; a `UserError` where the run does not divide over them."""
+def memory(config: RunConfig, num_devices: int, fused: bool = True) -> Memory:
+    """Bytes on each of `num_devices` devices, which are accelerators or CPUs; a `UserError` where the run does not divide over them."""
     where, model = layout(config, num_devices), config.model
-    found = buffers(config, where)
+    found = buffers(config, where, fused)
     phase = heap.fullest(found)
     held: dict[str, int] = {}
     for one in found:
