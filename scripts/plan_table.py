@@ -103,14 +103,13 @@ def rows_of(pair: Pair, plan: report.Plan, there: dict[str, Any]) -> list[Row]:
 
 def markdown(entries: list[tuple[Pair, report.Plan, dict[str, Any]]]) -> str:
     """The table of the README."""
-    head = "| run | GiB a device, planned | compiled | of HBM | TFLOPs a device, planned | compiled | GiB sent by a device | command |"
-    lines = [head, "|---|---|---|---|---|---|---|---|"]
+    head = "| run | GiB a device, planned | compiled | of HBM | TFLOPs a device, planned | compiled | command |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
     for pair, plan, there in entries:
-        sent = sum(row["sent_bytes"] for row in there["traffic"])
         lines.append(
             f"| {pair.name} | {plan.memory.total / 2**30:.2f} | {there['needed_bytes'] / 2**30:.2f} | "
             f"{there['needed_bytes'] / there['hbm_bytes']:.0%} | {plan.device_flops / 1e12:.1f} | "
-            f"{there['flops'] / 1e12:.1f} | {sent / 2**30:.1f} | `{pair.command}` |"
+            f"{there['flops'] / 1e12:.1f} | `{pair.command}` |"
         )
     return "\n".join(lines)
 
