@@ -20,6 +20,8 @@ from lmjax.sharding import mesh
 from lmjax.sharding.mesh import constrain
 from lmjax.sharding.stages import Schedule
 
+BY_ROUND, STAGES = PartitionSpec(None, STAGE), PartitionSpec(STAGE)  # [R, S, …] and [S, …]
+
 # stage(x, weights, numbers, rows) → (x, out), with the rows of a micro-batch and the layers of a chunk; leaves of out are [layers, B, …]
 Stage = Callable[[Array, Any, Array, Any], tuple[Array, Any]]
 
@@ -54,7 +56,8 @@ def run(stage: Stage, x: Array, weights: Any, numbers: Array, rows: Any, plan: S
 
 def run_replica(stage: Stage, x: Array, weights: Any, numbers: Array, rows: Any, plan: Schedule) -> tuple[Array, Any]:
     """`run` of the rows of one replica."""
-    chunks = jax.tree.map(lambda w: deal(w, plan), weights)
+    leaves, tree = jax.tree.flatten(weights)
+    chunks = [deal(w, plan) for w in leaves]
     rows = jax.tree.map(lambda a: merge_places(micro_batches(a, plan)), rows)
     numbers = numbers.reshape(plan.repeats, plan.stages, -1)
     visits = (np.arange(plan.ticks), *plan.visits())
@@ -62,19 +65,20 @@ def run_replica(stage: Stage, x: Array, weights: Any, numbers: Array, rows: Any,
 
     def tick(carry, visit):
         time, rounds, micro = visit
-        state, waiting = carry
+        state, waiting, chunks = carry
         group = time // plan.chunks % plan.groups
         passing = jax.lax.dynamic_index_in_dim(waiting, group, axis=1, keepdims=False)
         state, passing = swap(state, passing, time % plan.chunks < plan.stages)
-        own = jax.tree.map(lambda w: of_round(w, rounds), chunks)
+        pairs = [of_round(w, rounds) for w in chunks]
+        chunks, own = ([pair[i] for pair in pairs] for i in (0, 1))
         own_rows = jax.tree.map(lambda a: a[micro], rows)
-        state, out = stages(state, own, numbers[rounds, jnp.arange(plan.stages)], own_rows)
+        state, out = stages(state, tree.unflatten(own), numbers[rounds, jnp.arange(plan.stages)], own_rows)
         waiting = jax.lax.dynamic_update_index_in_dim(waiting, roll(passing), group, axis=1)
-        return (roll(state), waiting), out
+        return (roll(state), waiting, chunks), out
 
     waiting = micro_batches(x, plan)
-    start = jnp.zeros_like(waiting[:, 0]), waiting
-    (state, waiting), outs = jax.lax.scan(tick, start, visits)
+    start = jnp.zeros_like(waiting[:, 0]), waiting, chunks
+    (state, waiting, _), outs = jax.lax.scan(tick, start, visits)
     _, passing = swap(state, waiting[:, 0], True)
     # A group takes the place of the one after it.
     waiting = jnp.concatenate([waiting[:, 1:], roll(passing)[:, None]], axis=1)
@@ -122,11 +126,11 @@ def roll(state: Array) -> Array:
     """From each stage to the next, and from the last to the first."""
     stages = state.shape[0]
     pairs = [(s, (s + 1) % stages) for s in range(stages)]
-    return on_stages(lambda x: jax.lax.ppermute(x, STAGE, pairs), PartitionSpec(STAGE), PartitionSpec(STAGE))(state)
+    return on_stages(lambda x: jax.lax.ppermute(x, STAGE, pairs), STAGES, STAGES)(state)
 
 
-def on_stages(local: Callable[[Array], Array], before: PartitionSpec, after: PartitionSpec) -> Callable[[Array], Array]:
-    """`local` on each stage's part of an array; the compiler partitions over the other axes."""
+def on_stages(local: Callable[..., Array], before: Any, after: PartitionSpec) -> Callable[..., Array]:
+    """`local` on each stage's part of arrays; the compiler partitions over the other axes."""
     return jax.shard_map(local, in_specs=before, out_specs=after, axis_names={STAGE}, check_vma=False)
 
 
@@ -142,11 +146,29 @@ def by_layer(outs: Array, plan: Schedule) -> Array:
 # ----------------------------------------------------------------------------------------------------------------- weights
 
 
-def of_round(chunks: Array, rounds: Array) -> Array:
-    """[R, S, …] → [S, …]: for each stage the chunk of its round."""
-    if chunks.shape[0] == 1:
-        return chunks[0]
-    return jax.vmap(lambda a, r: jax.lax.dynamic_index_in_dim(a, r, keepdims=False), in_axes=(1, 0))(chunks, rounds)
+@jax.custom_vjp
+def of_round(chunks: Array, rounds: Array) -> tuple[Array, Array]:
+    """[R, S, …] as it came, and [S, …]: for each stage the chunk of its round.
+
+    The chunks go on from tick to tick so that in the backward pass their gradient does, and each tick adds to its own chunk alone.
+    """
+    return chunks, on_stages(_taken, (BY_ROUND, STAGES), STAGES)(chunks, rounds)
+
+
+def _taken(chunks, rounds):
+    return jax.lax.dynamic_index_in_dim(chunks, rounds[0], keepdims=False)
+
+
+def _added(sums, rounds, grads):
+    added = _taken(sums, rounds) + grads
+    return jax.lax.dynamic_update_index_in_dim(sums, added, rounds[0], 0)
+
+
+def _of_round_backward(rounds, cotangents):
+    return on_stages(_added, (BY_ROUND, STAGES, STAGES), BY_ROUND)(cotangents[0], rounds, cotangents[1]), None
+
+
+of_round.defvjp(lambda chunks, rounds: (of_round(chunks, rounds), rounds), _of_round_backward)
 
 
 def deal(w: Array, plan: Schedule) -> Array:
@@ -175,4 +197,4 @@ def deal(w: Array, plan: Schedule) -> Array:
             out = jax.lax.dynamic_update_index_in_dim(out, coming, jnp.asarray(kept)[turn, device], 0)
         return out[:, None]
 
-    return on_stages(local, PartitionSpec(STAGE), PartitionSpec(None, STAGE))(w)
+    return on_stages(local, STAGES, BY_ROUND)(w)
