@@ -16,4 +16,7 @@ STAGE = "stage"  # layers are split, and micro-batches pass from stage to stage;
 CONTEXT = "context"  # tokens of a row are split, and attention is a ring; parameters are whole
 TENSOR = "tensor"  # heads, MLP hidden and vocabulary are split
 
+# On a TPU `fsdp` is two axes of the mesh, where it spans several dimensions of the torus: this one is inside the other.
+FSDP_INNER = "fsdp_inner"
+
 MESH_AXES = (DATA, STAGE, FSDP, EXPERT, CONTEXT, TENSOR)

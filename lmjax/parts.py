@@ -123,11 +123,11 @@ def build_evaluate(
     """
     config = parts.config
     rows_of_batch = config.eval.batch_size or config.train.batch_size
-    replicas = rules.num_shards(rules.RULES["batch"], dict(parts.mesh.shape))
+    replicas = rules.num_shards(rules.RULES["batch"], meshes.sizes(parts.mesh))
     configs.need(
         rows_of_batch % replicas == 0, f"config.eval.batch_size={rows_of_batch} does not divide over {replicas} devices"
     )
-    memory.pipeline(config.model, dict(parts.mesh.shape), rows_of_batch)
+    memory.pipeline(config.model, meshes.sizes(parts.mesh), rows_of_batch)
     local = multihost.local_rows(parts.batch_sharding, rows_of_batch)
     limit = config.eval.rows if max_rows == "config" else max_rows
     sources = loader.eval_sources(config.data, split)

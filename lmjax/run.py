@@ -205,7 +205,7 @@ def describe(parts: Parts, speed: Speed) -> list[str]:
     """The run in a few lines."""
     config, devices = parts.config, parts.mesh.devices
     pipeline = memory.layout(config, devices.size).pipeline
-    shape = " × ".join(f"{name} {size}" for name, size in parts.mesh.shape.items())
+    shape = " × ".join(f"{name} {size}" for name, size in meshes.sizes(parts.mesh).items())
     lengths = " → ".join(map(str, config.data.seq_lens))
     rows = "" if set(config.data.seq_lens) == {config.data.seq_len} else f", in rows of {lengths}"
     ropes = [

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from lmjax.axes import STAGE
+from lmjax.axes import FSDP, STAGE
 from lmjax.model import module, pipeline, rope, stack
 from lmjax.model.attention import Mask
 from lmjax.model.block import scaled
@@ -27,7 +27,8 @@ from lmjax.model.initialize import Initializer
 from lmjax.model.module import Params
 from lmjax.model.norm import Norm
 from lmjax.model.router import RouterStats
-from lmjax.sharding.mesh import constrain, is_inside, platform, shards, size
+from lmjax.sharding.gather import gather, gather_tree, look_up
+from lmjax.sharding.mesh import constrain, is_inside, is_manual, manual_rows, own_rows, platform, shards, size
 from lmjax.sharding.stages import schedule
 
 
@@ -66,13 +67,16 @@ class Decoder(nnx.Module):
     def enter(self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], types: Dtypes) -> Float[Array, "B T D"]:
         """Embeds tokens, and adds positions where they are added."""
         config = self.config
-        # Rows are looked up in a table whose D is whole: a lookup in a table cut along D is not partitioned by the batch.
-        # Nor are its rows cut where `context` is manual: XLA's partitioner aborts on such a lookup (jax 0.12).
-        x = constrain(self.embed.token[...], None if is_inside() else "vocab", None)[tokens]
+        if is_manual(FSDP):
+            x = look_up(self.embed.token[...], tokens, types.activation, types.summed)
+        else:
+            # Rows are looked up in a table whose D is whole: a lookup in a table cut along D is not partitioned by the batch.
+            # Nor are its rows cut where `context` is manual: XLA's partitioner aborts on such a lookup (jax 0.12).
+            x = constrain(self.embed.token[...], None if is_inside() else "vocab", None)[tokens]
         if config.scale_embeddings:  # by the root as an activation, rounded: Gemma was trained so
             x = x.astype(types.activation) * jnp.asarray(math.sqrt(config.d_model), types.activation)
         if config.position == "learned":
-            x = x + self.embed.position[...][positions]
+            x = x + gather(self.embed.position[...], (None, "embed"), jnp.float32)[positions]
         elif config.position == "sinusoidal":
             x = x + rope.sinusoidal(positions, config.d_model)
         return constrain(x.astype(types.activation), "batch", None, None)
@@ -82,7 +86,10 @@ class Decoder(nnx.Module):
     ) -> tuple[Float[Array, "B _ D"], Array, Mask]:
         """Embeddings with projected features before them, and positions and mask of both: they belong to the row's first document."""
         rows, length = prefix.shape[:2]
-        x = jnp.concatenate([dense(prefix, self.embed.prefix[...], types), x], axis=1)
+        x = jnp.concatenate(
+            [dense(prefix, gather(self.embed.prefix[...], (None, "embed"), types.matmul, types.summed), types), x],
+            axis=1,
+        )
         places = jnp.broadcast_to(jnp.arange(length), (rows, length))
         segments = mask.segments
         if segments is not None:
@@ -110,7 +117,7 @@ class Decoder(nnx.Module):
         x = self.enter(tokens, positions, types)
         if prefix is not None:
             x, positions, mask = self.enter_prefix(x, prefix, positions, mask, types)
-        row_keys = None if key is None else jax.random.split(key, len(x))
+        row_keys = None if key is None else own_rows(jax.random.split(key, len(x) * manual_rows()))
         x = dropout(x, config.dropout, fold_in(row_keys, config.num_layers))
 
         def run(x, layers, numbers, rows, cache=None):
@@ -119,6 +126,7 @@ class Decoder(nnx.Module):
             seen = dataclasses.replace(mask, segments=segments)
 
             def layer(kind, weights, x, number, cache):
+                weights = gather_tree(weights, stack.layer_axes(config, kind), types.matmul, types.summed)
                 block = stack.block(config, kind, weights)
                 return block(x, positions, seen, types.in_layers(), fold_in(keys, number), cache, kind.attention)
 
@@ -192,12 +200,14 @@ def forward_routed(
     return merge(config, params)(params["layers"], tokens, positions, mask, types, key, cache, unroll, prefix)
 
 
-def output_weights(config: ModelConfig, params: Params) -> Float[Array, "D V"]:
-    """The product that makes logits: the head, or the transposed embeddings where tied."""
-    return params["embed"]["token"].T if config.tie_embeddings else params["head"]["kernel"]
+def output_weights(config: ModelConfig, params: Params, types: Dtypes) -> Float[Array, "D V"]:
+    """The product that makes logits, gathered: the head, or the transposed embeddings where tied."""
+    if config.tie_embeddings:
+        return gather(params["embed"]["token"], ("vocab", "embed"), types.matmul, types.summed).T
+    return gather(params["head"]["kernel"], ("embed", "vocab"), types.matmul, types.summed)
 
 
 def unembed(config: ModelConfig, params: Params, hidden: Float[Array, "B T D"], types: Dtypes) -> Float[Array, "B T V"]:
     """Logits, float32."""
-    logits = dense(hidden, output_weights(config, params), types).astype(jnp.float32)
+    logits = dense(hidden, output_weights(config, params, types), types).astype(jnp.float32)
     return constrain(soft_cap(logits, config.logit_softcap), "batch", None, "vocab")

@@ -21,6 +21,7 @@ class Dtypes(NamedTuple):
     matmul: jnp.dtype  # operands of dense products
     activation: jnp.dtype  # everything between them
     layers: jnp.dtype | None = None  # operands of the layers' products, where they are of another dtype
+    summed: jnp.dtype | None = None  # gradients of split weights while they are summed; none: as computed
 
     def in_layers(self) -> "Dtypes":
         """Dtypes for what is inside a layer."""

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from lmjax.axes import FSDP
 from lmjax.model import module
 from lmjax.model.block import BRANCH, Block
 from lmjax.model.cache import Cache, LayerCache
@@ -22,8 +23,11 @@ from lmjax.model.initialize import Initializer
 from lmjax.model.module import Params
 from lmjax.model.pattern import Kind, Segment, segments
 from lmjax.model.router import RouterStats
+from lmjax.sharding.gather import keep_all_but_gathered
+from lmjax.sharding.mesh import is_manual
 
 REMAT_POLICIES = {
+    "none": keep_all_but_gathered,  # where weights are gathered; elsewhere there is nothing to recompute
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
     "block_outputs": jax.checkpoint_policies.save_only_these_names(BRANCH),
@@ -70,6 +74,11 @@ def logical_axes(config: ModelConfig) -> Params:
     return jax.tree.map(lambda names: ("layers", *names), tree, is_leaf=lambda x: isinstance(x, tuple))
 
 
+def layer_axes(config: ModelConfig, kind: Kind) -> Params:
+    """The logical axes of one layer's parameters."""
+    return module.axes(_block(config.with_all(kind.experts)))
+
+
 def run(
     config: ModelConfig,
     layers: Params,
@@ -111,7 +120,7 @@ def run(
 
 def rematerialized(config: ModelConfig, layer: Layer, written_out: bool) -> Layer:
     """The layer by the config's policy. Out of a loop the compiler must be kept from joining what is computed twice."""
-    if config.remat == "none":
+    if config.remat == "none" and not is_manual(FSDP):
         return layer
     policy = REMAT_POLICIES[config.remat]
     return jax.checkpoint(layer, policy=policy, prevent_cse=written_out, static_argnums=(0,))

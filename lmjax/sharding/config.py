@@ -20,6 +20,8 @@ class MeshConfig:
     stage: int = (
         1  # stages of a pipeline over the layers (config.model.micro_batches, stage_repeats); around them, of rows
     )
+    sum_gradients: Literal["computed", "float32"] = "computed"
+    # dtype in which gradients of weights are sent and summed over fsdp (zero 3): that of the products, half the bytes; or float32
     context: int = 1  # shards of each row's tokens, two chunks on each; attention is a ring
     # Over the slow network between slices (TPU) or nodes (GPU) go, of data and of stage,
     dcn_data: int = -1  # so many pieces; -1: as many as dcn_stage leaves of the slices

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from jax.experimental import mesh_utils
 
-from lmjax.axes import CONTEXT, MESH_AXES, TENSOR
+from lmjax.axes import CONTEXT, FSDP, MESH_AXES, TENSOR
 from lmjax.config import need
 from lmjax.sharding.config import MeshConfig
 
 NODE_GPUS = 8  # that NVLink joins, on a platform whose devices do not tell their slice
 
 
-def arrange(config: MeshConfig, devices: Sequence[Any]) -> np.ndarray:
-    """The devices in the order of `MESH_AXES`, neighbours near one another.
+def arrange(config: MeshConfig, devices: Sequence[Any], inner: int = 1) -> np.ndarray:
+    """The devices in the order of `MESH_AXES`, neighbours near one another; fsdp is two axes where `inner` is not 1.
 
     Raises:
       UserError: the sizes do not multiply to the devices, or do not fit their slices.
@@ -30,6 +30,9 @@ def arrange(config: MeshConfig, devices: Sequence[Any]) -> np.ndarray:
             config.dcn_data in (-1, 1) and config.dcn_stage == 1,
             f"config.mesh: dcn_data={config.dcn_data} × dcn_stage={config.dcn_stage}, but the devices are of one slice",
         )
+        if inner > 1:
+            place = MESH_AXES.index(FSDP)
+            sizes = (*sizes[:place], sizes[place] // inner, inner, *sizes[place + 1 :])
         return whole_dims_first(mesh_utils.create_device_mesh, sizes, devices)
     between = config.slice_sizes(slices)
     need(
@@ -39,6 +42,15 @@ def arrange(config: MeshConfig, devices: Sequence[Any]) -> np.ndarray:
     )
     inside = [size // parts for size, parts in zip(sizes, between, strict=True)]
     return whole_dims_first(mesh_utils.create_hybrid_device_mesh, inside, between, devices)
+
+
+def inner_fsdp(fsdp: int, devices: Sequence[Any]) -> int:
+    """Over how many devices of an fsdp its inner axis goes: what is left when its outer one is a dimension of the torus; 1: it is one axis."""
+    if devices[0].platform != "tpu" or count_slices(devices) > 1:
+        return 1
+    torus = [len(set(places)) for places in zip(*(device.coords for device in devices), strict=True)]
+    outer = [size for size in torus if 1 < size < fsdp and fsdp % size == 0]
+    return fsdp // outer[0] if outer else 1
 
 
 def whole_dims_first(create: Callable[..., np.ndarray], *arguments: Any) -> np.ndarray:
@@ -58,7 +70,8 @@ def slow_links(devices: np.ndarray) -> list[str]:
     """One line for each axis that waits for links which are slow for it; `devices` in the order of `MESH_AXES`."""
     lines = []
     for axis in (TENSOR, CONTEXT):
-        along = np.moveaxis(devices, MESH_AXES.index(axis), -1).reshape(-1, devices.shape[MESH_AXES.index(axis)])
+        place = MESH_AXES.index(axis) - len(MESH_AXES)  # from the end: fsdp, before it, may be two axes
+        along = np.moveaxis(devices, place, -1).reshape(-1, devices.shape[place])
         reason = slow(axis, along[0])
         if reason is not None:
             lines.append(f"config.mesh.{axis}={along.shape[1]} {reason}; a smaller one would be faster")

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from lmjax.axes import FSDP, TENSOR
 from lmjax.batch import Batch
 from lmjax.model import decoder
 from lmjax.model.attention import Mask
@@ -21,7 +22,7 @@ from lmjax.model.blockwise import soft_cap
 from lmjax.model.config import ModelConfig
 from lmjax.model.dense import Dtypes, dense
 from lmjax.model.router import RouterSums, auxiliary, summed
-from lmjax.sharding.mesh import batch_shards, constrain, is_inside
+from lmjax.sharding.mesh import batch_shards, constrain, is_inside, is_manual, size
 
 
 class Sums(NamedTuple):
@@ -49,7 +50,7 @@ def _logits(x: Float[Array, "B T D"], w: Float[Array, "D V"], types: Dtypes) -> 
 
 def _chosen(logits: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """Each target's logit."""
-    if is_inside():
+    if is_inside() and (size(TENSOR) > 1 or not is_manual(FSDP)):
         # A gather from a split vocabulary, inside a `shard_map` over another axis, is more than XLA's partitioner can.
         ids = jnp.arange(logits.shape[-1])
         return jnp.sum(jnp.where(ids == targets[..., None], logits, 0.0), axis=-1)
@@ -133,7 +134,9 @@ def next_token_loss(
         model, params, batch.tokens, batch.positions, mask, types, key=key, prefix=batch.prefix
     )
     head = HeadConfig(z_loss, model.logit_softcap, chunk, types)
-    total, (nll, z) = head_loss(hidden, decoder.output_weights(model, params), batch.targets, batch.loss_weights, head)
+    total, (nll, z) = head_loss(
+        hidden, decoder.output_weights(model, params, types), batch.targets, batch.loss_weights, head
+    )
     router = None if routed is None else summed(routed, jnp.sum(batch.loss_weights, axis=1))
     total = total if router is None else total + auxiliary(model.moe, router)
     return Sums(total, jnp.sum(batch.loss_weights), nll, z, router)

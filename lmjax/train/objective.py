@@ -6,8 +6,11 @@
 import functools
 from collections.abc import Callable
 
+import jax.numpy as jnp
+
+from lmjax.model import decoder
 from lmjax.model.dense import Dtypes
-from lmjax.sharding.context import split_tokens
+from lmjax.sharding.local import on_each_device
 from lmjax.train.config import RunConfig
 from lmjax.train.loss import Sums, next_token_loss
 
@@ -25,5 +28,7 @@ OBJECTIVES: dict[str, Callable[[RunConfig, Dtypes], Loss]] = {"next_token": next
 
 
 def build_objective(config: RunConfig, types: Dtypes) -> Loss:
-    """The loss `(params, batch, key=…) → Sums` of the run; over `config.mesh.context` a device computes its tokens' part."""
-    return split_tokens(OBJECTIVES[config.objective](config, types))
+    """The loss `(params, batch, key=…) → Sums` of the run; over `config.mesh.context`, and over fsdp, a device computes its own part."""
+    types = types._replace(summed=jnp.dtype("float32") if config.mesh.sum_gradients == "float32" else None)
+    loss = OBJECTIVES[config.objective](config, types)
+    return on_each_device(loss, decoder.logical_axes(config.model), config.mesh.zero)

@@ -21,18 +21,35 @@ MODEL = ModelConfig(vocab_size=V, num_layers=3, d_model=D, num_heads=8, d_ff=F, 
 CONFIG = RunConfig(model=MODEL, train=TrainConfig(batch_size=B, precision="float32", loss_chunk=B * T // 2))
 
 
-def collectives(config):
-    """(kind, shape) → how often, of the loop over layers, forward and backward; a tuple's parts counted one by one."""
+def compiled(config):
+    """Every collective of the step."""
     parts = build_parts(config)
     step = build_step(config, parts.loss, parts.optimizer, parts.schedule, parts.mesh, parts.shardings)
     local = np.zeros((B, config.data.seq_len), np.int32)
     batch = Batch(local, local, local.astype(np.float32), local, local)
     with meshes.use(parts.mesh):
         text = step.lower(parts.abstract_state(), batch).compile().as_text()
+    return hlo.collectives(text), dict(parts.mesh.shape)
+
+
+def collectives(config):
+    """(kind, shape) → how often, of the loop over layers, forward and backward; a tuple's parts counted one by one."""
     found = collections.Counter()
-    for one in hlo.collectives(text):
+    for one in compiled(config)[0]:
         if "while/body" in one.op:
             found.update((one.kind, shape) for _, shape in one.arrays)
+    return found
+
+
+def large(config):
+    """(kind, axes, elements of the whole) → how often in a step, of arrays as large as an activation or a weight."""
+    found = collections.Counter()
+    ones, sizes = compiled(config)
+    for one in ones:
+        for _, shape in one.arrays:
+            whole = int(np.prod(shape)) * (one.group_size if one.kind == "reduce-scatter" else 1)
+            if whole > B * T:  # norms, statistics and counts are smaller
+                found[one.kind, one.axes(sizes), whole] += one.times
     return found
 
 
@@ -46,27 +63,36 @@ def test_tensor_sums_two_activations_a_layer_forward_and_backward():
     assert not [kind for kind, _ in found if kind != "all-reduce"]  # no weight is gathered
 
 
-def test_fsdp_gathers_each_weight_forward_and_backward_and_reduces_each_gradient_once():
-    found = collectives(config(fsdp=8))
-    weights = {(D, 8, 3, 16): 2, (8, 1, 16, D): 2, (D, 2, F): 2, (F, D): 2}
-    gathered = collections.Counter()
-    for (kind, shape), count in found.items():
-        if kind == "all-gather":
-            gathered[int(np.prod(shape))] += count
-    expected = collections.Counter()
-    for shape, count in weights.items():
-        expected[int(np.prod(shape))] += count
-    assert {size: gathered[size] for size in expected} == expected
-    reduced = sum(int(np.prod(shape)) * count for (kind, shape), count in found.items() if kind == "all-reduce")
-    norms, tables = 2 * D, 2 * D * V  # the table is looked up and, tied, makes the logits
-    assert sum(map(np.prod, weights)) <= reduced <= sum(map(np.prod, weights)) + norms + tables + B * T
-    assert not [kind for kind, _ in found if kind in ("all-to-all", "collective-permute")]
+WEIGHTS = (D * 8 * 3 * 16, D * D, D * 2 * F, F * D)  # of a layer
 
 
-@pytest.mark.parametrize("sizes", [{"fsdp": 2, "tensor": 4}, {"data": 2, "fsdp": 2, "tensor": 2}])
-def test_products_of_axes_need_no_other_kind(sizes):
-    found = collectives(config(**sizes))
-    assert {kind for kind, _ in found} <= {"all-reduce", "all-gather"}
+def expected(fsdp, parts=1):
+    """Each weight gathered forward, gathered backward, and its gradient reduce-scattered; the table is looked up and makes the logits."""
+    found = collections.Counter()
+    for weight in WEIGHTS:
+        found["all-gather", fsdp, weight // parts] += 2 * MODEL.num_layers
+        found["reduce-scatter", fsdp, weight // parts] += MODEL.num_layers
+    found["all-gather", fsdp, V * D // parts] += 1  # in float32 both are one
+    found["reduce-scatter", fsdp, V * D // parts] += 2
+    return found
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_fsdp_gathers_each_weight_forward_and_backward_and_scatters_each_gradient(remat):
+    model = dataclasses.replace(MODEL, remat=remat)
+    assert large(dataclasses.replace(config(fsdp=8), model=model)) == expected(("fsdp",))
+
+
+def test_products_of_axes_add_nothing():
+    """Tensor: two sums forward and two backward a layer, one of the rows looked up, one of the head's; data: the sum of the shards."""
+    found = large(config(data=2, fsdp=2, tensor=2))
+    rows = B // 4 * T * D
+    wanted = expected(("fsdp",), parts=2)
+    wanted["all-reduce", ("tensor",), rows] += 4 * MODEL.num_layers + 2
+    for weight in WEIGHTS:
+        wanted["all-reduce", ("data",), weight // 4 * MODEL.num_layers] += 1
+    wanted["all-reduce", ("data",), V * D // 4] += 1
+    assert found == wanted
 
 
 def test_data_sums_gradients_only():
