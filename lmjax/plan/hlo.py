@@ -18,6 +18,9 @@ from collections.abc import Iterator
 import numpy as np
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
+SCATTER = (
+    "all-reduce-scatter"  # a TPU's fused computation, written as an all-reduce and a slice, which is a reduce-scatter
+)
 INVOLUNTARY = (
     "Involuntary full rematerialization"  # XLA's warning, on stderr, that it gathers an array to lay it out anew
 )
@@ -65,6 +68,11 @@ class Collective:
         factor = {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
         return self.times * self.whole_bytes * factor
 
+    def scattered(self) -> "Collective":
+        """The reduce-scatter that sums the same; its arrays are vectors of a device's share."""
+        shares = tuple((dtype, (math.prod(shape) // self.group_size,)) for dtype, shape in self.arrays)
+        return dataclasses.replace(self, kind="reduce-scatter", arrays=shares)
+
     def axes(self, sizes: dict[str, int]) -> tuple[str, ...]:
         """The mesh axes over which it goes, given the mesh's sizes in its order."""
         ids = np.array(self.groups)
@@ -101,6 +109,7 @@ def collectives(text: str) -> list[Collective]:
                 key = (loop, chain.group(1)) if chain else (name, match.group(1))
                 beside = "async" in name or (bool(match.group(4)) and works_before_done(lines, place, match.group(1)))
                 one = parse(line, match, times, beside)
+                one = one.scattered() if name.startswith(SCATTER) else one
                 first = found.get(key, one)  # later parts of the same: it runs beside what is between them
                 found[key] = dataclasses.replace(first, asynchronous=first.asynchronous or one.asynchronous)
                 continue

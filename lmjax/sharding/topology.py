@@ -45,7 +45,7 @@ def arrange(config: MeshConfig, devices: Sequence[Any], inner: int = 1) -> np.nd
 
 
 def inner_fsdp(fsdp: int, devices: Sequence[Any]) -> int:
-    """Over how many devices of an fsdp its inner axis goes: what is left when its outer one is a dimension of the torus; 1: it is one axis."""
+    """The size of `fsdp_inner`: what is left of fsdp when its outer part is a dimension of the torus; 1: it is one axis."""
     if devices[0].platform != "tpu" or count_slices(devices) > 1:
         return 1
     torus = [len(set(places)) for places in zip(*(device.coords for device in devices), strict=True)]

@@ -57,9 +57,9 @@ def _chosen(logits: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[
     return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
 
 
-def _chunk_sums(x, w, targets, weights, head: HeadConfig):
+def _chunk_sums(logits, targets, weights, head: HeadConfig):
     """(total, (nll, z)) of one chunk."""
-    logits = soft_cap(_logits(x, w, head.types), head.softcap)
+    logits = soft_cap(logits, head.softcap)
     log_z = jax.nn.logsumexp(logits, axis=-1)
     chosen = _chosen(logits, targets)
     nll = jnp.sum(weights * (log_z - chosen))
@@ -88,21 +88,29 @@ def head_loss(
     inputs = _chunks(head.chunk, x, targets, weights)
 
     def body(sums, chunk):
-        total, (nll, z) = _chunk_sums(chunk[0], w, chunk[1], chunk[2], head)
+        total, (nll, z) = _chunk_sums(_logits(chunk[0], w, head.types), chunk[1], chunk[2], head)
         return (sums[0] + total, sums[1] + nll, sums[2] + z), None
 
     (total, nll, z), _ = jax.lax.scan(body, (jnp.zeros(()),) * 3, inputs)
     return total, (nll, z)
 
 
+def _d_weights(x: Float[Array, "B T D"], d_logits: Float[Array, "B T V"], types: Dtypes) -> Float[Array, "D V"]:
+    """A chunk's part in the gradient of the weights, in the dtype of its sum: another copy of D × V would not fit."""
+    x, d_logits = (a.astype(types.matmul).reshape(-1, a.shape[-1]) for a in (x, d_logits))
+    return jnp.matmul(x.T, d_logits, preferred_element_type=jnp.float32)
+
+
 def _head_forward(x, w, targets, weights, head):
     inputs = _chunks(head.chunk, x, targets, weights)
-    grad = jax.value_and_grad(_chunk_sums, argnums=(0, 1), has_aux=True)
+    grad = jax.value_and_grad(_chunk_sums, has_aux=True)
 
     def body(carry, chunk):
         sums, dw = carry
-        (total, (nll, z)), (dx, dw_chunk) = grad(chunk[0], w, chunk[1], chunk[2], head)
-        return ((sums[0] + total, sums[1] + nll, sums[2] + z), dw + dw_chunk), dx
+        logits, to_x = jax.vjp(lambda x: _logits(x, w, head.types), chunk[0])
+        (total, (nll, z)), d_logits = grad(logits, chunk[1], chunk[2], head)
+        dw = dw + _d_weights(chunk[0], d_logits, head.types)
+        return ((sums[0] + total, sums[1] + nll, sums[2] + z), dw), to_x(d_logits)[0]
 
     start = ((jnp.zeros(()),) * 3, jnp.zeros(w.shape, jnp.float32))
     ((total, nll, z), dw), dx = jax.lax.scan(body, start, inputs)

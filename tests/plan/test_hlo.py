@@ -75,6 +75,15 @@ def test_what_cannot_be_told_is_an_error():
         hlo.collectives(TPU.replace("[4,2]<=[2,4]T(1,0)", "somehow"))
 
 
+def test_an_all_reduce_that_a_tpu_fuses_with_its_slice_is_a_reduce_scatter():
+    fused = TPU.replace("%start (", "%all-reduce-scatter.1 (").replace("calls=%start", "calls=%all-reduce-scatter.1")
+    fused = fused.replace(
+        "%all-gather.1 = bf16[64,8]{1,0:T(8,128)(2,1)} all-gather(", "%a = bf16[64,8]{1,0} all-reduce("
+    )
+    first = hlo.collectives(fused.replace(', frontend_attributes={chain_id="6"}', ""))[0]
+    assert (first.kind, first.whole_bytes, first.sent_bytes) == ("reduce-scatter", 1024, 5 * 1024 * 3 / 4)
+
+
 def test_a_program_whose_collectives_are_known():
     """Three turns of a loop over `fsdp`, one sum over both axes after it."""
     mesh = meshes.make_mesh(MeshConfig(data=2, fsdp=4))
