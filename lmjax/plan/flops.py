@@ -33,7 +33,7 @@ class Flops:
     mlp: float
     head: float
     recomputed: float  # forward FLOPs that the backward pass repeats, see `recomputed`
-    kernel: float = 0.0  # what an attention kernel computes beyond its equation, see `kernel_flops`
+    added: float = 0.0  # what is computed beyond the equations: `kernel_flops` of attention, `empty_places` of experts
 
     @property
     def forward(self) -> float:
@@ -47,8 +47,8 @@ class Flops:
 
     @property
     def hardware(self) -> float:
-        """Model FLOPs of training, what rematerialization repeats, and what attention's kernel adds."""
-        return self.training + self.recomputed + self.kernel
+        """Model FLOPs of training, what rematerialization repeats, and what kernels and buckets add."""
+        return self.training + self.recomputed + self.added
 
 
 def flops_per_token(model: ModelConfig, seq_len: int, platform: str | None = None) -> Flops:
@@ -64,9 +64,17 @@ def flops_per_token(model: ModelConfig, seq_len: int, platform: str | None = Non
     }
     parts = {name: float(model.num_layers * count) for name, count in layer.items()}
     kernel = kernel_flops(model, seq_len) if platform == "tpu" and has_splash(model, seq_len) else 0.0
-    return Flops(
-        **parts, head=2.0 * model.d_model * model.vocab_size, recomputed=recomputed(model, parts), kernel=kernel
-    )
+    added = kernel + empty_places(model)
+    return Flops(**parts, head=2.0 * model.d_model * model.vocab_size, recomputed=recomputed(model, parts), added=added)
+
+
+def empty_places(model: ModelConfig) -> float:
+    """FLOPs of a token in experts' buckets beyond its own rows: with a capacity of 1.25 a quarter more rows are multiplied."""
+    if model.moe is None or model.moe.capacity_factor is None:
+        return 0.0
+    experts = sum(count * mlp_flops(alike)[1] for alike, count in model.alike.items())
+    passes = 1 + BACKWARD + (1 if model.remat != "none" else 0)
+    return (model.moe.capacity_factor - 1) * passes * experts
 
 
 def mlp_flops(model: ModelConfig) -> tuple[int, int]:

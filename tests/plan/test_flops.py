@@ -147,3 +147,15 @@ def test_the_compiler_counts_the_same_for_experts(remat, every):
     flops = flops_per_token(model, length)
     whole = {"none": 3, "dots": 4, "block_outputs": 4, "full": 4}[remat] * flops.attention * (length - 1) / (length + 1)
     assert compiled_flops(model, 4, length, training=True) == pytest.approx(flops.hardware + whole, rel=0.03)
+
+
+@pytest.mark.parametrize("remat, passes", [("none", 3), ("full", 4)])
+def test_a_capacity_multiplies_rows_that_are_empty(remat, passes):
+    """By a half more of the experts' products, and no more model FLOPs."""
+    even, wide = (
+        flops_per_token(ModelConfig(moe=MoeConfig(capacity_factor=factor), remat=remat), 64) for factor in (1.0, 1.5)
+    )
+    model = ModelConfig()
+    experts = 2 * model.num_layers * 3 * 2 * model.d_model * model.hidden  # two of a token, three products each
+    assert wide.training == even.training
+    assert wide.hardware - even.hardware == pytest.approx(0.5 * passes * experts)
