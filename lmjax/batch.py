@@ -22,3 +22,7 @@ class Batch(NamedTuple):
     positions: Int[Any, "*A B T"]  # int32; 0, 1, … from each document's first token in the row
     prefix: Float[Any, "*A B P I"] | None = None
     # float32; features (image, sound) that stand before the row's text, which is one document; none: text alone
+
+    def arrays(self) -> list[Any]:
+        """Those that are there, in order."""
+        return [array for array in self if array is not None]

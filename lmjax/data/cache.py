@@ -82,8 +82,7 @@ class ShardCache:
         """
         with open(self.path(LOCK), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with os.scandir(self.folder) as entries:
-                found = [(entry.name, entry.stat()) for entry in entries if not entry.name.endswith(LOCK)]
+            found = self.files()
             arriving = [name for name, _ in found if name.endswith(PART) and not self.left_behind(name)]
             kept = sum(stat.st_size for name, stat in found if name.endswith(KEEP))
             shards = sorted((stat.st_mtime_ns, stat.st_size, name) for name, stat in found if "." not in name)
@@ -102,6 +101,15 @@ class ShardCache:
                 f"{kept} that must stay): raise it"
             )
         return False
+
+    def files(self) -> list[tuple[str, os.stat_result]]:
+        """Names and stats of what lies there, but for locks."""
+        while True:
+            try:
+                with os.scandir(self.folder) as entries:
+                    return [(entry.name, entry.stat()) for entry in entries if not entry.name.endswith(LOCK)]
+            except FileNotFoundError:
+                continue  # a part arrived meanwhile, and has another name now
 
     def left_behind(self, part: str) -> bool:
         """Whether nobody is fetching a part, whose process was killed; then it is removed."""

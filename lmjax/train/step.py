@@ -78,7 +78,7 @@ def replica_gradients(
 
     whole, rows = PartitionSpec(), PartitionSpec(DATA)
     sums, grads = jax.shard_map(local, in_specs=(whole, rows), out_specs=rows, axis_names={DATA}, check_vma=False)(
-        state._replace(opt_state=None, residual=None), Batch(*map(jnp.asarray, batch))
+        state._replace(opt_state=None, residual=None), jax.tree.map(jnp.asarray, batch)
     )
     return jax.tree.map(lambda x: x.sum(axis=0), sums), grads
 

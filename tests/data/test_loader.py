@@ -42,6 +42,7 @@ def reader(shards):
 
 
 def assert_same(a, b):
+    a, b = ([array for array in arrays if array is not None] for arrays in (a, b))
     for left, right in zip(a, b, strict=True):
         assert left.dtype == right.dtype and np.array_equal(left, right)
 
@@ -49,7 +50,7 @@ def assert_same(a, b):
 def test_a_batch_is_well_formed(reader):
     for step in (0, 1, 10**9):
         batch = reader(step)
-        assert all(array.shape == (B, T) and array.flags.c_contiguous for array in batch)
+        assert all(array.shape == (B, T) and array.flags.c_contiguous for array in batch.arrays())
         assert (batch.segment_ids >= 1).all() and batch.segment_ids[:, 0].max() == 1
         assert ((batch.targets == 0) | (batch.loss_weights == 1)).all()
         predicted = batch.loss_weights[:, :-1] == 1
@@ -83,8 +84,8 @@ def test_hosts_share_the_same_global_batch(shards, reader, hosts):
         per_host = B // hosts
         for host in range(hosts):
             rows = range(host * per_host, (host + 1) * per_host)
-            assert_same(reader_of(shards, rows)(step), [array[list(rows)] for array in whole])
-    assert_same(reader_of(shards, [6, 1])(5), [array[[6, 1]] for array in reader(5)])
+            assert_same(reader_of(shards, rows)(step), [array[list(rows)] for array in whole.arrays()])
+    assert_same(reader_of(shards, [6, 1])(5), [array[[6, 1]] for array in reader(5).arrays()])
 
 
 def test_stopping_and_starting_anywhere_gives_the_same_batches(reader):
@@ -137,7 +138,7 @@ def curriculum(shards, rows=None, lengths=LENGTHS, **fields):
 def test_a_step_holds_the_same_tokens_in_rows_of_its_stage(shards):
     reader = curriculum(shards)
     for step, shape in [(0, (16, 8)), (8, (16, 8)), (9, (4, 32)), (20, (8, 16)), (26, (8, 16)), (27, (4, 32))]:
-        assert {array.shape for array in reader(step)} == {shape}
+        assert {array.shape for array in reader(step).arrays()} == {shape}
         assert reader.batch_rows(step) == shape[0]
         assert [row["row"] for row in trace(reader, step)] == list(range(shape[0]))
 
@@ -191,7 +192,7 @@ def test_hosts_stops_and_workers_do_not_matter_to_a_curriculum(shards, tmp_path,
         for half in (0, 1)
     ]
     for step in (0, 9, 20, 39):
-        for whole, *parts in zip(straight[step], *(half(step) for half in halves)):
+        for whole, *parts in zip(straight[step].arrays(), *(half(step).arrays() for half in halves)):
             assert np.array_equal(whole, np.concatenate(parts))
 
 
@@ -358,7 +359,7 @@ def test_evaluation_batches(shards, hosts, max_rows):
     ]
     assert {len(part) for part in parts} == {-(-count // 4)}
     for i in range(len(parts[0])):
-        whole = [np.concatenate(arrays) for arrays in zip(*(part[i] for part in parts))]
+        whole = [np.concatenate(arrays) for arrays in zip(*(part[i].arrays() for part in parts))]
         for got, want in zip(whole, expected):
             assert len(got) == 4
             assert np.array_equal(got[: count - 4 * i], want[4 * i : 4 * i + 4])

@@ -146,9 +146,9 @@ def fast_pack(source, starts, widths, seq_len) -> Batch:
 
 
 def assert_rows_equal(batch: Batch, expected: list[list[tuple]]):
-    for array, wanted in zip(batch, np.moveaxis(np.array(expected), -1, 0), strict=True):
+    for array, wanted in zip(batch.arrays(), np.moveaxis(np.array(expected), -1, 0), strict=True):
         assert np.array_equal(array, wanted)
-    assert [array.dtype for array in batch] == [np.int32, np.int32, np.float32, np.int32, np.int32]
+    assert [array.dtype for array in batch.arrays()] == [np.int32, np.int32, np.float32, np.int32, np.int32]
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -172,7 +172,7 @@ def test_rows_go_where_they_are_asked(source):
     rows.fill(source, np.array([3, 1]), np.array([5, 20]), np.array([9, 9]))
     expected = fast_pack(source, [5, 20], [9, 9], 8)
     batch = rows.batch()
-    for got, want in zip(batch, expected):
+    for got, want in zip(batch.arrays(), expected):
         assert np.array_equal(got[[3, 1]], want) and not got[[0, 2]].any()
 
 
@@ -229,7 +229,7 @@ def test_evaluation_predicts_each_token_once(source, seq_len):
 def test_evaluation_rows_past_the_end_are_padding(source):
     count = num_eval_rows(source, 16)
     batch = eval_rows(source, 16, np.array([count - 1, count, count + 1000]))
-    assert batch.segment_ids[0].any() and not any(array[1:].any() for array in batch)
+    assert batch.segment_ids[0].any() and not any(array[1:].any() for array in batch.arrays())
     assert num_eval_rows(source, 16, max_rows=3) == 3 and num_eval_rows(source, 16, max_rows=10**6) == count
     limited = eval_rows(source, 16, np.arange(5), max_rows=3)
     assert limited.segment_ids[2].any() and not limited.segment_ids[3:].any()
