@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lmjax.model.blockwise import Rule, visible
+from lmjax.model.kernel import on_each_device
 
 WIDEST = 128  # of a head, on every GPU that has the kernel
 LONGEST = (
@@ -38,6 +39,10 @@ def attend(
     kernel: str = "cudnn",
 ) -> Float[Array, "B T K G H"]:
     """Causal attention inside segments, window and prefix; `kernel="xla"` gives the same arguments to JAX's plain form."""
+    return on_each_device(lambda *arrays: _on_one_device(*arrays, rule, kernel), q, k, v, segments)
+
+
+def _on_one_device(q, k, v, segments, rule, kernel):
     batch, length, kv_heads, group, dim = q.shape
     attention = functools.partial(jax.nn.dot_product_attention, implementation=kernel)
     flat = q.reshape(batch, length, kv_heads * group, dim)

@@ -9,7 +9,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 from jaxtyping import Array, Float, Int
 
 from lmjax.model.blockwise import Rule
-from lmjax.sharding import mesh
+from lmjax.model.kernel import on_each_device
 
 LANES = 128  # a block of keys is a multiple of it
 BLOCKS = (512, 256, LANES)  # the largest that divides the row
@@ -36,17 +36,7 @@ def attend(
     def local(q, k, v, segments):
         return _on_one_device(q, k, v, segments, rule, interpret)
 
-    if not mesh.automatic_axes():
-        return local(q, k, v, segments)
-    keys, rows = mesh.spec("rows", None, "kv_heads", None), mesh.spec("rows", None)
-    specs = mesh.spec("rows", None, "kv_heads", None, None), keys, keys, rows
-    return jax.shard_map(
-        local,
-        in_specs=specs,
-        out_specs=specs[0],
-        axis_names=mesh.automatic_axes(),
-        check_vma=False,
-    )(q, k, v, segments)
+    return on_each_device(local, q, k, v, segments)
 
 
 def _on_one_device(q, k, v, segments, rule, interpret):

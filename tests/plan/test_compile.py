@@ -84,11 +84,12 @@ def test_a_small_step_compiled():
     assert result.flops == pytest.approx(planned.device_flops, rel=0.03)
     assert result.argument_bytes == pytest.approx(planned.memory.state + planned.memory.batch, rel=0.01)
     assert result.needed_bytes >= result.argument_bytes + result.temporary_bytes
-    assert {axis for row in result.traffic for axis in row.axes} == {"fsdp"}
+    assert {axis for row in result.traffic for axis in row.axes} == {"fsdp", "fsdp_inner"}  # one for each torus dim
     assert json.loads(json.dumps(compiled.to_dict(result)))["communicate_s"] > 0
     console = Console(record=True, width=160, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(compiled.render(result, planned.memory.total, planned.device_flops))
-    assert "all-gather" in console.export_text() and "Compiled for v5e:2x2" in console.export_text()
+    page = console.export_text()
+    assert "all-gather" in page and "Compiled for v5e:2x2" in page
 
 
 @pytest.mark.parametrize("groups, rate", [(((0, 1), (2, 3)), 450e9), (((0, 2), (1, 3)), 50e9)])
