@@ -1,4 +1,4 @@
-"""8-bit moments against bitsandbytes' codes, and Adam within what rounding allows."""
+"""8-bit moments against those of bitsandbytes, and Adam within what rounding allows."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ from lmjax.optim import quantized
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_codes_are_those_of_bitsandbytes(signed):
+def test_codes_are_as_near_as_those_of_bitsandbytes(signed):
+    """The same map and scales; its kernel for CPUs does not always find the nearest value, ours is never farther."""
     functional = pytest.importorskip("bitsandbytes.functional")
     torch = pytest.importorskip("torch")
     theirs = functional.create_dynamic_map(signed=signed)
@@ -21,10 +22,10 @@ def test_codes_are_those_of_bitsandbytes(signed):
     codes, state = functional.quantize_blockwise(torch.from_numpy(x), code=theirs, blocksize=256)
     ours = quantized.quantize(jnp.asarray(x), -1, 256, signed)
     np.testing.assert_array_equal(np.asarray(ours.scales).ravel(), state.absmax)
-    assert np.mean(np.asarray(ours.codes).ravel() != codes.numpy().ravel()) < 1e-3  # ties of rounding
-    np.testing.assert_allclose(
-        quantized.dequantize(ours, -1, 256, signed), functional.dequantize_blockwise(codes, state), rtol=0.08, atol=1e-6
-    )
+    back = quantized.dequantize(ours, -1, 256, signed)
+    off = np.abs(back - x), np.abs(functional.dequantize_blockwise(codes, state).numpy() - x)
+    rounding = 1e-6 * np.repeat(np.asarray(ours.scales), 256, axis=1)
+    assert np.all(off[0] <= off[1] + rounding)
 
 
 @pytest.mark.parametrize("dim, block", [(-1, 4), (-2, 4), (-2, 64), (0, 2)])
