@@ -57,6 +57,7 @@ class ShardCache:
             with locked(self.path(file.sha256 + LOCK)) as ours:
                 if ours and not os.path.exists(path):
                     self.bring(file, path)
+                    return path  # though others may need its room already: it is the reader who sees that
         return path
 
     def path(self, name: str) -> str:
