@@ -8,7 +8,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "lmjax"
 # First match wins. A module may import strictly lower levels and its own package.
 LEVELS = [
     ("lmjax.config", 0), ("lmjax.errors", 0), ("lmjax.axes", 0), ("lmjax.files", 0), ("lmjax.batch", 0),
-    ("lmjax.bucket", 0), ("lmjax.lock", 0),
+    ("lmjax.bucket", 0), ("lmjax.lock", 0), ("lmjax.xla_flags", 0),
     ("lmjax.model.config", 1), ("lmjax.data.config", 1), ("lmjax.optim.config", 1), ("lmjax.sharding.config", 1),
     ("lmjax.train.config", 1.5),  # RunConfig: the sections above, together
     # documents on disk: the tokenizers learn from them, the data stages read and write them
@@ -27,8 +27,8 @@ LEVELS = [
     ("lmjax.verbs", 6.5),
     ("lmjax.cli", 7),
 ]  # fmt: skip
-NO_JAX = ("lmjax.config", "lmjax.errors", "lmjax.axes", "lmjax.files", "lmjax.bucket", "lmjax.lock", "lmjax.batch", "lmjax.tokenizers",
-          "lmjax.data", "lmjax.plan", "lmjax.output", "lmjax.verbs", "lmjax.cli")  # fmt: skip
+NO_JAX = ("lmjax.config", "lmjax.errors", "lmjax.axes", "lmjax.files", "lmjax.bucket", "lmjax.lock", "lmjax.xla_flags", "lmjax.batch",
+          "lmjax.tokenizers", "lmjax.data", "lmjax.plan", "lmjax.output", "lmjax.verbs", "lmjax.cli")  # fmt: skip
 JAX = ("jax", "jaxlib", "flax", "optax", "orbax")
 # the parts of `plan` that ask the compiler
 MAY_JAX: tuple[str, ...] = ("lmjax.plan.compile",)

@@ -3,7 +3,7 @@
 set -euo pipefail
 
 NAME="" ZONE="" PROJECT="" TYPE="" VERSION="" CONFIG="" WORKDIR="" TOKENIZER="" SHARDS="" LOGS="" IMAGE="" NAMESPACE="default"
-ENVIRONMENT="" SPOT="" QUEUED="" RECOVER="" DRY_RUN="" HOSTS="" DEVICES="" TOPOLOGY="" ACCELERATOR=""
+ENVIRONMENT="" SPOT="" QUEUED="" RECOVER="" DRY_RUN="" HOSTS="" DEVICES="" TOPOLOGY="" ACCELERATOR="" FLAGS="" SLICES="1"
 OVERRIDES=() REST=()
 QUOTE="'\\''" # a single quote among single quotes
 POLL_S="${LMJAX_POLL_S:-30}" # between looks at a state
@@ -30,7 +30,7 @@ parse() { # reads all arguments; every script takes those of all, so that `recov
       --recover) RECOVER=yes ;;
       --config.*=*) OVERRIDES+=("$1") ;;
       --name | --zone | --project | --type | --version | --config | --workdir | --tokenizer | --shards | --logs | --image | \
-        --namespace | --environment | --hosts | --devices | --topology | --accelerator)
+        --namespace | --environment | --hosts | --devices | --topology | --accelerator | --flags | --slices)
         [ $# -ge 2 ] || die "$1 needs a value"
         printf -v "$(echo "${1#--}" | tr '[:lower:]' '[:upper:]')" '%s' "$2"
         shift
@@ -81,6 +81,10 @@ train_words() { # the arguments of \`lmjax\` for the run, into WORDS
   WORDS+=(${OVERRIDES[@]+"${OVERRIDES[@]}"})
 }
 
+xla_flags() { # PLATFORM: XLA's flags for it, of which those in --flags win
+  python3 -I lmjax/xla_flags.py "$1" "--given=$FLAGS"
+}
+
 quoted() { # WORDS…: as they would be typed
   local word line=""
   for word in "$@"; do
@@ -129,12 +133,13 @@ queued_state() { # prints the state of the queued resource, ABSENT where there i
   fi
 }
 
-apply() { # MANIFEST: filled in, and given to Kubernetes
-  local filled
+apply() { # MANIFEST PLATFORM: filled in, and given to Kubernetes
+  local filled flags
   case "$WORKDIR" in gs://*) ;; *) die "--workdir: pods see no file system together; give gs://…" ;; esac
   train_words
+  flags="$(xla_flags "$2")"
   filled="$(NAME="$NAME" NAMESPACE="$NAMESPACE" HOSTS="$HOSTS" DEVICES="$DEVICES" IMAGE="$IMAGE" TOPOLOGY="$TOPOLOGY" \
-    ACCELERATOR="$ACCELERATOR" python3 - "$1" "${WORDS[@]}" <<'PYTHON'
+    ACCELERATOR="$ACCELERATOR" SLICES="$SLICES" FLAGS="$flags" python3 - "$1" "${WORDS[@]}" <<'PYTHON'
 import json, os, string, sys
 
 print(string.Template(open(sys.argv[1]).read().split("\n", 1)[1]).substitute(os.environ, WORDS=json.dumps(sys.argv[2:])), end="")

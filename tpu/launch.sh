@@ -2,8 +2,8 @@
 # Starts a run on all hosts of a TPU VM, or goes on with it: copies this checkout there, makes the environment, trains.
 #   tpu/launch.sh --name pod --zone us-east5-a --config configs/pretrain/llama_1b.py --workdir gs://bucket/run \
 #     --tokenizer gs://bucket/tokenizer --shards gs://bucket/shards [--config.train.steps=1000 …] [--logs DIR] \
-#     [--environment DIR] [--project P] [--dry-run]
-# --environment names a virtual environment that the hosts have already. Ends when the run ends, with its exit code.
+#     [--environment DIR] [--flags "--xla_…=…"] [--project P] [--dry-run]
+# --environment names a virtual environment that the hosts have already, --flags some of XLA's that win over lmjax/xla_flags.py. Ends when the run ends, with its exit code.
 
 # shellcheck source=tpu/common.sh
 source "$(dirname "$0")/common.sh"
@@ -34,8 +34,9 @@ echo "+ ($(wc -l <"$files" | tr -d ' ') files of this checkout, at $(git describ
 tar -czf "$archive" -T "$files"
 run gcloud compute tpus tpu-vm scp "$archive" "$NAME:lmjax.tar.gz" "${PLACE[@]}" --worker=all
 
+flags="$(xla_flags tpu)"
 there="rm -rf lmjax && mkdir lmjax && tar -xzf lmjax.tar.gz -C lmjax && cd lmjax"
-there="$there && exec bash tpu/host.sh $(quoted "${ENVIRONMENT:-new}" "${WORDS[@]}")"
+there="$there && exec env $(quoted "LIBTPU_INIT_ARGS=$flags") bash tpu/host.sh $(quoted "${ENVIRONMENT:-new}" "${WORDS[@]}")"
 arguments=(--name "$NAME" "${PLACE[@]}" --logs "${LOGS:-logs/$NAME}")
 [ -z "$DRY_RUN" ] || arguments+=(--dry-run)
 "${BASH:-bash}" tpu/multihost.sh "${arguments[@]}" -- "$there"

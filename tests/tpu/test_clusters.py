@@ -10,6 +10,8 @@ import pytest
 import yaml
 from test_pods import ROOT, RUN, bare_path, script  # noqa: F401
 
+from lmjax import xla_flags
+
 BUCKET = ["--config", "configs/pretrain/tiny.py", "--workdir", "gs://bucket/run"]
 BUCKET += ["--tokenizer", "gs://bucket/tokenizer", "--shards", "gs://bucket/a,gs://bucket/b"]
 TRAIN = ["train", "--config", "configs/pretrain/tiny.py", "--workdir", "gs://bucket/run", "--distributed"]
@@ -65,7 +67,9 @@ def test_a_job_that_is_preempted_saves_and_is_queued_again(job, tools):
 
 def test_a_slurm_job_that_cannot_start(job, tools, bare_path, monkeypatch, tmp_path):  # noqa: F811
     assert "there is no srun" in script(*job).stderr
-    assert script(*job, "--dry-run").stdout.startswith("+ srun --kill-on-bad-exit=1")
+    flags, command = script(*job, "--dry-run", "--flags", "--xla_one=1").stdout.splitlines()
+    assert flags == f"+ export 'XLA_FLAGS={xla_flags.flags('gpu', '--xla_one=1')}'"
+    assert command.startswith("+ srun --kill-on-bad-exit=1")
     wrong = script(SBATCH, *RUN, "--environment", str(tmp_path))
     assert wrong.returncode == 2 and "is no virtual environment" in wrong.stderr and wrong.stderr.count("\n") == 1
 
@@ -103,22 +107,27 @@ def test_the_job_for_gpus(bare_path):  # noqa: F811
     variables = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
     assert variables["JAX_COORDINATOR_ADDRESS"] == "run-0.run:1234" and variables["JAX_NUM_PROCESSES"] == "4"
+    assert variables["XLA_FLAGS"] == xla_flags.flags("gpu")
     assert "job-completion-index" in json.dumps(container["env"])
     rule = spec["podFailurePolicy"]["rules"][0]
     assert rule["action"] == "FailJob" and rule["onExitCodes"]["values"] == [2]
 
 
 def test_the_jobset_for_tpus(bare_path):  # noqa: F811
-    done = script("tpu/gke.sh", *JOB, *GKE, *BUCKET, "--dry-run")
+    given = "--xla_enable_async_all_gather=false"
+    done = script("tpu/gke.sh", *JOB, *GKE, *BUCKET, "--slices", "2", "--flags", given, "--dry-run")
     (jobset,) = yaml.safe_load_all(done.stdout)
     assert jobset["kind"] == "JobSet" and jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
-    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (slices,) = jobset["spec"]["replicatedJobs"]
+    assert slices["replicas"] == 2
+    job = slices["template"]["spec"]
     assert job["completions"] == job["parallelism"] == 4 and job["backoffLimit"] == 0
     pod = job["template"]["spec"]
     places = {"gke-tpu-accelerator": "tpu-v5p-slice", "gke-tpu-topology": "2x2x4"}
     assert pod["nodeSelector"] == {f"cloud.google.com/{name}": value for name, value in places.items()}
-    assert pod["containers"][0]["args"][: len(TRAIN)] == TRAIN
-    assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": 8}
+    (container,) = pod["containers"]
+    assert container["args"][: len(TRAIN)] == TRAIN and container["resources"]["limits"] == {"google.com/tpu": 8}
+    assert container["env"] == [{"name": "LIBTPU_INIT_ARGS", "value": xla_flags.flags("tpu", given)}]
 
 
 def test_kubectl_gets_the_manifest(tools, tmp_path):
@@ -135,6 +144,7 @@ def test_kubectl_gets_the_manifest(tools, tmp_path):
         (["scripts/gpu/k8s.sh", *JOB, *RUN], "give gs://"),
         (["scripts/gpu/k8s.sh", *JOB, *BUCKET], "kubectl is not installed"),
         (["tpu/gke.sh", *JOB, *BUCKET], "--accelerator is missing"),
+        (["tpu/gke.sh", *JOB, *GKE, *BUCKET, "--slices", "two"], "--slices must be a positive number"),
         ([SBATCH, *RUN[:4]], "--tokenizer is missing"),
     ],
 )

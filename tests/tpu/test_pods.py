@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from lmjax import xla_flags
 from lmjax.monitor.write import read_metrics
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -167,10 +168,11 @@ def test_no_gcloud(gcloud, bare_path):
 
 @pytest.mark.parametrize("name", ["create", "launch", "watch", "delete", "recover", "multihost"])
 def test_a_dry_run_tells_and_does_nothing(gcloud, bare_path, name):
-    words = [*POD, "--type", "v5p-16", *RUN, "--dry-run"]
+    words = [*POD, "--type", "v5p-16", *RUN, "--flags", "--xla_one=1", "--dry-run"]
     done = script(name, *words, *(["--", "true"] if name == "multihost" else []))
     assert done.returncode == 0 and "gcloud compute tpus" in done.stdout, done.stderr
     assert not (gcloud / "calls").exists()
+    assert name != "launch" or f"LIBTPU_INIT_ARGS={xla_flags.flags('tpu', '--xla_one=1')}" in done.stdout
 
 
 def test_the_commands_of_the_readme_are_real(gcloud, bare_path):
