@@ -70,7 +70,7 @@ class Clean(MapStage):
             text, head = extract(text, extract_text, tally)
             meta = {**head, **meta, "format": "text", "extractor": self.extractor}
         text = tidy(clean_text(text, tally, self.fix_encoding))
-        if self.boilerplate == "all" or (self.boilerplate == "web" and (is_html or "url" in meta)):
+        if self.boilerplate == "all" or (self.boilerplate == "web" and (is_html or meta.get("url"))):
             sought = is_html and self.main_content  # a table's cells would look like a menu
             rest = remove_boilerplate(text, 0 if sought else self.menu_lines, tally)
             text = text if rest is text else tidy(rest)

@@ -17,6 +17,7 @@ class SplitConfig:
     id_field: str | None = "id"  # holds an id, unique in its source; where it is missing the id is `path#line`
 
     def __post_init__(self):
+        need(self.text_field != self.id_field, f"config.text_field and config.id_field are both {self.text_field!r}")
         shares = (self.validation, self.test)
         need(
             min(shares) >= 0 and sum(shares) < 1, f"config.validation and config.test must be shares below 1: {shares}"

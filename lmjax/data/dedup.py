@@ -35,6 +35,7 @@ LARGEST = 10  # clusters that the report shows
 MEMBERS = 5  # of them
 START_CHARACTERS = 200  # of their text
 INDEX = "index.json"
+LARGE = 1e300  # a number in meta from which on it is none: JSON holds infinity, and integers that no float holds
 LOST = "lost_as_duplicates"  # the tally of dropped documents by source
 
 
@@ -87,8 +88,7 @@ class Dedup(GlobalStage):
         if self.keep == "longest":
             return -float(len(document.text))
         if self.keep == "best":
-            score = document.meta.get(self.score_field)
-            return -float(score) if type(score) in (int, float) and not math.isnan(score) else math.inf
+            return -score(document.meta.get(self.score_field))
         if self.keep == "first":
             return 0.0
         day = days(document.meta.get(self.date_field))
@@ -202,10 +202,15 @@ def shard_key(shards: Sequence[Shard], number: int) -> str | None:
     return shards[number].key if number < len(shards) else None
 
 
+def score(value: Any) -> float:
+    """A score, or the worst one: of what is no finite number, too."""
+    return float(value) if type(value) in (int, float) and abs(value) < LARGE else -math.inf
+
+
 def days(value: Any) -> float:
     """A date as days since 1970, or NaN. A date without a zone is UTC."""
     if type(value) in (int, float):
-        return float(value) / 86400 if math.isfinite(value) else math.nan
+        return float(value) / 86400 if abs(value) < LARGE else math.nan
     if not isinstance(value, str):
         return math.nan
     for parse in (datetime.datetime.fromisoformat, email.utils.parsedate_to_datetime):
@@ -324,13 +329,21 @@ def publish(stage: Dedup, shards: Sequence[Shard], folder: Path, engine: Engine)
     write_json(folder / "publish" / INDEX, {"options": stage.sketch_options(), "parts": parts})
 
 
+def dropped(stage: Dedup, part: Part, path: Path) -> Iterator[int]:
+    """The rows of a shard that go, by its decisions; a document of which pieces go may go itself."""
+    decisions = dict(stage.decisions(path))
+    yield from (row for row, decision in decisions.items() if "survivor" in decision)
+    if any("pieces" in decision for decision in decisions.values()):
+        for row, document in enumerate(read_written(part.documents)):
+            if row in decisions and isinstance(stage.carry_out(document, decisions[row], Tally()), Drop):
+                yield row
+
+
 def publish_part(stage: Dedup, folder: Path, number: int, key: str) -> dict[str, Any]:
     """One shard's sketch without the documents that were dropped."""
     part, target = load_parts(folder)[number], folder / "publish" / f"{number:05d}"
     stays = np.ones(part.count, bool)
-    stays[
-        [row for row, decision in stage.decisions(folder / "decisions" / f"{key}.jsonl") if "survivor" in decision]
-    ] = False
+    stays[list(dropped(stage, part, folder / "decisions" / f"{key}.jsonl"))] = False
     rows = np.cumsum(stays) - 1
     for name in stage.packed:
         packed = Packed(Path(part.sketch) / name)

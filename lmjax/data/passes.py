@@ -21,6 +21,7 @@ from typing import Any
 import zstandard
 from etils import epath
 
+from lmjax.config import need
 from lmjax.data import read
 from lmjax.data.compression import decompressed, raw_blocks, split_lines
 from lmjax.data.document import Document, draw
@@ -29,6 +30,9 @@ from lmjax.data.stage import SAMPLES, Counts, Event, GlobalStage, MapStage, Samp
 from lmjax.data.units import Unit
 from lmjax.data.written import SUFFIX, ZSTD_LEVEL, DocumentWriter, read_written
 from lmjax.files import read_json, sha256_file, whole, write_json
+
+VALUES = 500  # of the field that documents are dealt by: each is an open file
+VALUE_CHARACTERS = 100  # of one: it names a file
 
 # -------------------------------------------------------------------------------------------------------------------- files
 
@@ -76,7 +80,7 @@ class Profile:
         """The same documents."""
         for document in documents:
             self.lengths[len(document.text).bit_length()] += 1
-            self.languages[str(document.meta.get("language", "unknown"))] += 1
+            self.languages[str(document.meta.get("language") or "unknown")] += 1
             add_sample(self.samples, "kept", document, lambda meta=document.meta: meta)
             yield document
 
@@ -184,13 +188,19 @@ def global_shard(stage: GlobalStage, shard: Shard, decided: Path, folder: Path) 
 
 
 def deal_shard(shard: Shard, field: str, folder: Path) -> dict[str, dict[str, Any]]:
-    """A shard's documents by the value of a field of meta, each value a source of its own; source → its part."""
+    """A shard's documents by the value of a field of meta, each value a source of its own; source → its part.
+
+    Raises:
+      UserError: the field has too many values.
+    """
     parts: dict[str, DocumentWriter] = {}
     with contextlib.ExitStack() as stack:
         for document in read_written(shard.path, shard.sha256):
             value = re.sub(r"[^A-Za-z0-9_.]+", "_", str(document.meta.get(field) or "unknown"))
-            source = f"{shard.source}-{value}"
+            source = f"{shard.source}-{value[:VALUE_CHARACTERS]}"
             if source not in parts:
+                many = f"config.deal_by={field!r} has more than {VALUES} values, each of which would be a source"
+                need(len(parts) < VALUES, f"{many}: name a field of few, such as language")
                 path = stack.enter_context(whole(folder / "dealt" / source / f"{shard.number:05d}{SUFFIX}"))
                 parts[source] = stack.enter_context(DocumentWriter(path))
             parts[source].write(dataclasses.replace(document, source=source))
@@ -220,7 +230,7 @@ def write_shard(names: Sequence[str], shard: Shard, folder: Path, chain: Any) ->
         def record(event: Event, document: Document) -> None:
             events.write({**event._asdict(), "source": shard.source})
             if event.what == "failed":
-                aside.write({"stage": event.stage, "why": event.detail, "document": dataclasses.asdict(document)})
+                aside.write({"stage": event.stage, "why": event.detail, "document": vars(document)})
 
         counts = [Counts(name, record) for name in names]
         for document in profile.see(chain(counts)):

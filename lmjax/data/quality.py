@@ -120,7 +120,7 @@ class Quality(MapStage):
             scores["perplexity"] = round(2 ** min(bits, MAX_BITS), 2)
             scores["quality"] = round(probability(weights, features(known)), 4)
             tally.add("quality", f"{scores['quality']:.2f}")
-        english = document.meta.get("language", "en") in ENGLISH
+        english = (document.meta.get("language") or "en") in ENGLISH
         if english and (found := readability(document.text, known)) is not None:
             scores["readability"] = found
             tally.add("reading_ease", str(max(min(5 * round(found["ease"] / 5), 125), -100)))

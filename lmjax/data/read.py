@@ -35,6 +35,9 @@ PARQUET_ROWS = 256  # rows of a Parquet file in memory at a time
 SHOWN = 10  # failures that are told one by one; all are counted
 RECORD_BYTES = 1 << 27  # of a line, a page, a text file: memory holds one, and a larger one fails
 RAW_BYTES = 1 << 20  # of a failed record that are set aside
+NESTED = (
+    100  # lists and objects within one another in a record: what reads it later may have less of Python's stack left
+)
 OWN_FIELDS = {"id", "text", "source", "meta"}  # of a line of it
 
 
@@ -170,8 +173,19 @@ def parse_line(line: bytes, counts: Counts) -> Any:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Fault(f"not valid JSON: {error}") from error
+    if text.count("[") + text.count("{") > NESTED and depth(value) > NESTED:
+        raise Fault(f"the record nests deeper than {NESTED}")
     counts.repaired += repaired
     return value
+
+
+def depth(value: Any) -> int:
+    """How deep lists and objects stand within one another."""
+    level, number = [value], 0
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+        number += 1
+    return number
 
 
 def to_document(record: Any, place: str, origin: Origin) -> Document:

@@ -23,7 +23,6 @@ from lmjax.errors import UserError
 from lmjax.files import code_version, read_manifest, write_atomic, write_json
 
 BYTES_PER_TOKEN = 4.0  # where no tokenizer is given: a guess, and the report says so
-NUMBERS = ("read", "added", "kept", "dropped", "failed", "changed", "bytes_read", "bytes_kept", "seconds")
 
 
 # -------------------------------------------------------------------------------------------------------------------- data

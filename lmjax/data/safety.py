@@ -106,7 +106,7 @@ class Safety(MapStage):
     ) -> Document | Drop:
         """Scores one document, then asks the thresholds."""
         language = document.meta.get("language")
-        hits = (every if language is None else matchers.get(language, own)).count(document.text)
+        hits = (matchers.get(language, own) if isinstance(language, str) else every).count(document.text)
         if not hits:
             return document
         words = max(1, len(split_words(document.text)))

@@ -50,6 +50,6 @@ def collect(buckets: Sequence[pathlib.Path], name: str) -> Iterator[bytes]:
             if line[:HASH_CHARACTERS] == following[:HASH_CHARACTERS]:
                 id = json.loads(line[HASH_CHARACTERS:])["id"]
                 raise UserError(
-                    f"two documents of {name} have the id {id!r}: `lmjax split` with id_field=none numbers them"
+                    f"two documents of {name} have the id {id!r}: read them with id_field=none, which numbers them"
                 )
         yield from (line[HASH_CHARACTERS:] for line in lines)

@@ -59,7 +59,8 @@ def side(document: Document, config: SplitConfig) -> str:
 
     A group holds what must not be divided, such as a module's source and its docstrings.
     """
-    u = draw(str(document.meta.get("group", document.text)), "split", config.seed)
+    group = document.meta.get("group")
+    u = draw(document.text if group is None else str(group), "split", config.seed)
     if u < config.test:
         return "test"
     return "validation" if u < config.test + config.validation else "train"

@@ -9,6 +9,7 @@ from typing import Any
 
 from etils import epath
 
+from lmjax.config import need
 from lmjax.data.engine import Engine, Task
 from lmjax.data.inputs import find_files
 from lmjax.data.split import check_source
@@ -26,6 +27,9 @@ class InputConfig:
     paths: tuple[str, ...]  # files, folders, globs; WARC, WET, HTML, text, JSON lines, Parquet
     text_field: str = "text"  # of JSON lines and Parquet; the other fields become meta
     id_field: str | None = "id"  # holds an id, unique in its source; where it is missing the id is `path#line`
+
+    def __post_init__(self) -> None:
+        need(self.text_field != self.id_field, f"config.sources: text_field and id_field are both {self.text_field!r}")
 
 
 @dataclasses.dataclass(frozen=True)

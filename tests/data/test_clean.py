@@ -357,6 +357,7 @@ def test_boilerplate_goes_from_what_came_from_the_web():
     assert clean(text, meta={"url": "u"}).text == PROSE.strip() and clean(text).text == text.strip()
     assert clean(text, boilerplate="all").text == PROSE.strip()
     assert clean(text, meta={"url": "u"}, boilerplate="none").text == text.strip()
+    assert clean(text, meta={"url": None}).text == text.strip()  # a column that other rows fill
     assert clean("Log in\nRead more", meta={"url": "u"}) == "empty"
 
 

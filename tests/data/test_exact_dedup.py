@@ -95,6 +95,16 @@ def test_who_survives(tmp_path, keep, survivor):
     assert run_global(ExactDedup(keep=keep), docs, tmp_path).ids == [survivor]
 
 
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("inf"), float("nan"), True])
+@pytest.mark.parametrize("keep, field", [("best", "quality"), ("newest", "date")])
+def test_a_number_that_is_none_never_survives(tmp_path, keep, field, value):
+    """JSON holds integers that no float does, and infinity; an earlier corpus survives them, too."""
+    docs = documents(["a b", "a b"], **{field: [value, 1]})
+    assert run_global(ExactDedup(keep=keep), docs, tmp_path / "own").ids == ["1"]
+    folder = finished(documents(["a b"]), tmp_path / "earlier")
+    assert run_global(ExactDedup(keep=keep, earlier=(str(folder),)), docs, tmp_path / "new").ids == []
+
+
 def test_ignoring_case_and_white_space(tmp_path):
     docs = documents(["A b", "a b", "a  b"])
     for ignore, kept in (
@@ -129,7 +139,9 @@ def test_dates():
         == days("1970-01-02T01:00+01:00")
         == 1
     )
-    assert all(days(value) != days(value) for value in (None, "", "soon", float("inf"), [], True, "9999-99-99"))
+    assert all(
+        days(value) != days(value) for value in (None, "", "soon", float("inf"), 10**400, [], True, "9999-99-99")
+    )
 
 
 def test_thousands_of_copies(tmp_path):

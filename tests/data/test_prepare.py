@@ -323,6 +323,11 @@ def test_user_errors(inputs, tmp_path):
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
+def test_fields_that_are_one():
+    with pytest.raises(UserError, match="text_field and id_field are both 'body'"):
+        InputConfig(("x",), text_field="body", id_field="body")
+
+
 def test_only_one_process_works_in_a_folder(inputs, tmp_path):
     with prepare.claimed(tmp_path / "out"), pytest.raises(UserError, match="another `lmjax prepare` is working"):
         prepare.prepare(config(inputs), tmp_path / "out")
@@ -352,6 +357,35 @@ def test_dealt_by_a_field_each_value_is_a_source(tmp_path):
     assert [document.id for document in found["web-de"]] == [str(i) for i in range(1, 50, 4)]
     assert {document.source for document in found["web-unknown"]} == {"web-unknown"}
     assert manifest.counts["documents"] == 50
+
+
+def test_dealt_by_a_field_of_long_and_of_many_values(tmp_path, monkeypatch):
+    """What names files must fit in a name; what is different in each document is no source."""
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": "x", "f": c * 300}) + "\n" for c in "abcd"))
+    wanted = Config(sources={"web": InputConfig((str(tmp_path / "in.jsonl"),))}, deal_by="f")
+    manifest, _ = prepare.prepare(wanted, tmp_path / "out")
+    assert list(manifest.counts["sources"]) == [f"web-{c * 100}" for c in "abcd"]
+    monkeypatch.setattr(passes, "VALUES", 3)
+    with pytest.raises(UserError, match=r"config.deal_by='f' has more than 3 values.*: name a field of few"):
+        prepare.prepare(wanted, tmp_path / "many")
+
+
+@pytest.mark.parametrize("index", [False, True], ids=["documents", "index"])
+def test_pieces_of_a_document_that_went_are_not_in_the_index(tmp_path, index):
+    """Nine tenths of `b` are a copy, so all of it goes: its last line is new when it comes again."""
+    copied, alone, new = (
+        "\n".join(f"{word} line {i:04d} of a text" for i in range(9)) for word in ("copied", "alone", "new")
+    )
+    alone = alone.split("\n")[0]
+    for part, texts in (("old", [copied, f"{copied}\n{alone}"]), ("new", [f"{new}\n{alone}", f"{copied}\n{new}!"])):
+        (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    stage = dataclasses.replace(prepare.PrepareConfig().exact_dedup, level="line", min_length=10)
+    for part, more in (("old", {"index": index}), ("new", {"earlier": (str(tmp_path / "old"),)})):
+        wanted = Config(stages=("exact_dedup",), exact_dedup=dataclasses.replace(stage, **more))
+        prepare.prepare(wanted, tmp_path / part, [str(tmp_path / f"{part}.jsonl")], "web")
+    assert [d.text for d in read_written(tmp_path / "old" / "web.jsonl.zst")] == [copied]
+    kept = [d.text for d in read_written(tmp_path / "new" / "web.jsonl.zst")]
+    assert kept == [f"{new}\n{alone}"]
 
 
 @pytest.mark.parametrize("index", [False, True], ids=["documents", "index"])

@@ -292,8 +292,12 @@ def test_only_english_is_read():
     )
     stage = Quality()
     apply = stage.open(Path("."))
-    for language, there in (("en", True), ("de", False), (None, True)):
-        meta = {} if language is None else {"language": language}
+    for meta, there in (
+        ({"language": "en"}, True),
+        ({"language": "de"}, False),
+        ({}, True),
+        ({"language": None}, True),
+    ):
         assert ("readability" in apply(Document("d", "A cat sat here.", "s", meta), Tally()).meta) == there
 
 

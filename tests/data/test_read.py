@@ -86,6 +86,10 @@ BAD = {
     "number": (b'{"text": 3}\n', "field 'text' is int"),
     "binary": (b"\x00\xff\xfe\x01\n", "not valid JSON"),
     "deep": (b"[" * 200_000 + b"\n", "not valid JSON"),
+    "nested": (
+        b'{"text": "a", "m": ' + b'[{"k": ' * 50 + b"1" + b"}]" * 50 + b"}\n",
+        "the record nests deeper than 100",
+    ),
     "long number": (b'{"text": "a", "n": ' + b"1" * 5000 + b"}\n", "not valid JSON"),
 }
 
@@ -98,6 +102,15 @@ def test_a_bad_record_costs_nothing_else(tmp_path, name, caplog):
     assert texts(tmp_path, counts) == ["a", "b"]
     check(counts, 2, 1)
     assert counts.failures[0].startswith(f"a.jsonl:2: {why}") and counts.failures[0] in caplog.text
+
+
+def test_signs_in_a_text_are_no_nesting(tmp_path):
+    """A record may nest a hundred deep, and its text may hold any number of brackets."""
+    nested = json.loads("[" * 99 + "]" * 99)
+    (tmp_path / "a.jsonl").write_bytes(lines({"text": "[{" * 500, "m": nested}))
+    counts = Counts()
+    assert texts(tmp_path, counts) == ["[{" * 500]
+    check(counts, 1, 0)
 
 
 def test_bad_bytes_are_replaced_and_counted(tmp_path):

@@ -128,6 +128,8 @@ def test_language_of_the_document_chooses_the_list():
     assert judge(text, {"language": "de"}, languages=("en", "de")).reason == "toxic"
     assert judge(text, languages=("en", "de")).reason == "toxic"
     assert judge(text, {"language": "en"}, languages=("en", "de")).meta.get("safety") is None
+    for unknown in (None, ["de"], {"code": "de"}):
+        assert judge(text, {"language": unknown}, languages=("en", "de")).reason == "toxic"
     assert judge(text, {"language": "fr"}, languages=("en", "de")).meta == {"language": "fr"}
 
 

@@ -70,6 +70,12 @@ def test_a_group_is_not_divided(tmp_path):
     assert all(ids[split, "a"] == ids[split, "b"] for split in SPLITS) and len(ids["train", "a"]) < 200
 
 
+def test_an_empty_group_is_none():
+    """A column that only some rows fill: the others are divided by their texts."""
+    for text in numbered(20):
+        assert side(Document("d", text, "s", {"group": None}), HALF) == side(text_only(text), HALF)
+
+
 def test_shares_are_met():
     sides = [side(text_only(text), HALF) for text in numbered(5000)]
     assert abs(sides.count("test") / 5000 - 0.3) < 0.02 and abs(sides.count("validation") / 5000 - 0.2) < 0.02
