@@ -40,9 +40,18 @@ def check(path: os.PathLike | str) -> None:
         raise UserError(
             f"{name}: there is no bucket {bucket!r}; make it with `gcloud storage buckets create`"
         ) from error
-    except Exception as error:  # of HTTP, of the network, of authentication: libraries differ; all mean no access
+    except refusals() as error:
         first = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
         raise UserError(f"{name}: the bucket cannot be read ({type(error).__name__}: {first})") from error
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    """What gcsfs raises where a bucket gives no access: HTTP (400 is a ValueError, 403 an OSError), network, authentication."""
+    from aiohttp import ClientError
+    from gcsfs.retry import HttpError
+    from google.auth.exceptions import GoogleAuthError
+
+    return OSError, ValueError, HttpError, ClientError, GoogleAuthError
 
 
 def check_credentials(name: str) -> None:

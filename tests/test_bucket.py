@@ -141,6 +141,26 @@ def test_what_is_missing_for_a_bucket_is_one_line(emulator, monkeypatch):
         bucket.check("gs://bucket/run")
 
 
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 412, 429, 500, 502])
+def test_every_refusal_is_one_line(emulator, monkeypatch, status):
+    """What gcsfs makes of an answer, whatever its class, is the user's to mend; what is none of these is a fault of ours."""
+    import gcsfs
+    from gcsfs.retry import validate_response
+
+    def refuse(*arguments, **keywords):
+        validate_response(status, b'{"error": {"message": "invalid"}}' if status == 400 else b"", "b/bucket")
+
+    monkeypatch.setattr(gcsfs.GCSFileSystem, "call", refuse)
+    with pytest.raises(
+        UserError, match=r"no bucket 'bucket'" if status == 404 else "the bucket cannot be read"
+    ) as told:
+        bucket.check("gs://bucket/run")
+    assert "\n" not in str(told.value)
+    monkeypatch.setattr(gcsfs.GCSFileSystem, "call", lambda *_, **__: {}["fault"])
+    with pytest.raises(KeyError):
+        bucket.check("gs://bucket/run")
+
+
 def test_an_object_is_written_as_a_whole(emulator):
     write_atomic("gs://bucket/some/file", "text")
     assert epath.Path("gs://bucket/some/file").read_text() == "text"
