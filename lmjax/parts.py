@@ -11,7 +11,7 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding
 
 from lmjax import config as configs
-from lmjax.data import loader
+from lmjax.data import eval_batches, loader
 from lmjax.data.features import open_features
 from lmjax.eval import perplexity
 from lmjax.model import attention, fp8
@@ -130,12 +130,12 @@ def build_evaluate(
     memory.pipeline(config.model, meshes.sizes(parts.mesh), rows_of_batch)
     local = multihost.local_rows(parts.batch_sharding, rows_of_batch)
     limit = config.eval.rows if max_rows == "config" else max_rows
-    sources = loader.eval_sources(config.data, split)
+    sources = eval_batches.eval_sources(config.data, split)
     features = open_features(config.data.features, list(sources.values()))
 
     def on_mesh(source):
         before = features.get(source.name)
-        batches = loader.EvalBatches(source, config.data.seq_len, rows_of_batch, limit, local, before)
+        batches = eval_batches.EvalBatches(source, config.data.seq_len, rows_of_batch, limit, local, before)
         placed = multihost.on_devices(enumerate(batches), parts.batch_sharding, lambda _: rows_of_batch)
         for _, batch in placed:
             moves()

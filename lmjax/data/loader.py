@@ -32,9 +32,6 @@ from lmjax.data.pack import (
     Stretch,
     document_rows,
     document_spans,
-    eval_documents,
-    eval_rows,
-    num_eval_rows,
     pieces,
     stretch_windows,
 )
@@ -304,41 +301,6 @@ def parse_flags() -> None:
         flags.FLAGS.mark_as_parsed()
 
 
-@dataclasses.dataclass(frozen=True)
-class EvalBatches(Sequence):
-    """The batches of an evaluation: every host has as many, all full, the last ones padded with rows of weight 0."""
-
-    source: Source
-    seq_len: int
-    batch_rows: int
-    max_rows: int | None = None  # that many rows only, spread evenly over the source
-    rows: tuple[int, ...] | None = None  # this host's indices into the global batch; none: all
-    features: Features | None = None  # before documents, each of which is a row; none: rows are windows
-
-    def __len__(self) -> int:
-        if self.features is not None:
-            return -(-min(self.source.num_documents, self.max_rows or self.source.num_documents) // self.batch_rows)
-        return -(-num_eval_rows(self.source, self.seq_len, self.max_rows) // self.batch_rows)
-
-    def __getitem__(self, index: int) -> Batch:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        rows = index * self.batch_rows + indices(self.rows, self.batch_rows)
-        if self.features is not None:
-            return self.featured(eval_documents(self.source, rows, self.max_rows), self.features)
-        return eval_rows(self.source, self.seq_len, rows, self.max_rows)
-
-    def featured(self, documents: Int64[np.ndarray, " B"], features: Features) -> Batch:
-        """Rows that are documents behind their features; padding where the number is negative."""
-        (real,) = np.nonzero(documents >= 0)
-        starts, widths, following = document_spans(self.source, self.seq_len, documents[real])
-        packed = Rows(len(documents), self.seq_len)
-        packed.fill(self.source, real, starts, widths + following)
-        prefix = np.zeros((len(documents), *features.shape), np.float32)
-        prefix[real] = features.of(self.source, documents[real].tolist())
-        return packed.batch()._replace(prefix=prefix)
-
-
 def build_train_reader(
     config: DataConfig,
     batch_size: int,
@@ -383,19 +345,6 @@ def host_rows(rows: Sequence[int] | Callable[[int], Sequence[int]] | None, batch
     if not all(0 <= row < batch_rows for row in chosen):
         raise UserError(f"rows {chosen} are outside the batch of {batch_rows}")
     return chosen
-
-
-def eval_sources(config: DataConfig, split: str | None = None) -> dict[str, Source]:
-    """The sources to evaluate on, by name; one that has no document in the split has nothing to predict and is left out.
-
-    Raises:
-      UserError: none has a document.
-    """
-    split = split or config.eval_split
-    sources = {source.name: source for source in verified_sources(config, split) if source.num_tokens}
-    if not sources:
-        raise UserError(f"empty corpus: no source holds a token in split {split!r}")
-    return sources
 
 
 def verified_sources(config: DataConfig, split: str) -> tuple[Source, ...]:

@@ -238,34 +238,3 @@ def document_spans(
     starts, stops = (source.offsets[documents + n].astype(np.int64) for n in (0, 1))
     widths = np.minimum(stops - starts, seq_len)
     return starts % max(source.num_tokens, 1), widths, (stops - starts > widths).astype(np.int64)
-
-
-# --------------------------------------------------------------------------------------------------------------- evaluation
-
-
-def num_eval_rows(source: Source, seq_len: int, max_rows: int | None = None) -> int:
-    """Rows that predict each token of a source once, except each document's first; at most `max_rows`."""
-    rows = -(-max(0, source.num_tokens - 1) // seq_len)
-    return rows if max_rows is None else min(rows, max_rows)
-
-
-def eval_rows(source: Source, seq_len: int, rows: Integer[np.ndarray, " B"], max_rows: int | None = None) -> Batch:
-    """Rows of a source in stored order, without shift and without wrap; those past the last are padding of weight 0.
-
-    With `max_rows` they are spread evenly over the source: its first rows may all be of one long document.
-    """
-    total, count = num_eval_rows(source, seq_len), num_eval_rows(source, seq_len, max_rows)
-    past = rows >= count
-    starts = rows.astype(np.int64) * total // max(count, 1) * seq_len
-    widths = np.where(past, 0, np.minimum(source.num_tokens - starts, seq_len + 1))
-    packed = Rows(len(rows), seq_len)
-    packed.fill(source, np.arange(len(rows)), starts, widths)
-    return packed.batch()
-
-
-def eval_documents(
-    source: Source, rows: Integer[np.ndarray, " B"], max_rows: int | None = None
-) -> Int64[np.ndarray, " B"]:
-    """The document of each row where rows are documents, spread evenly; -1 for those past the last."""
-    count = source.num_documents if max_rows is None else min(source.num_documents, max_rows)
-    return np.where(rows < count, rows.astype(np.int64) * source.num_documents // max(count, 1), -1)

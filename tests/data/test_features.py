@@ -13,8 +13,8 @@ from lmjax import config as configs
 from lmjax import run, trained
 from lmjax.data import features as features_of
 from lmjax.data.config import ShardsConfig, SplitConfig, TokenizerConfig
+from lmjax.data.eval_batches import EvalBatches
 from lmjax.data.features import Features
-from lmjax.data.loader import EvalBatches
 from lmjax.data.shards import write_shards
 from lmjax.data.split import split_documents
 from lmjax.errors import UserError

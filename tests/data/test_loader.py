@@ -15,8 +15,9 @@ from tiny_shards import Bytes, make_shards, random_texts, traced_tokens
 
 from lmjax.config import build
 from lmjax.data.config import DataConfig, StageConfig
-from lmjax.data.loader import EvalBatches, StepReader, batches, build_train_reader, eval_sources
-from lmjax.data.pack import eval_rows, num_eval_rows, rows_per_epoch
+from lmjax.data.eval_batches import eval_sources
+from lmjax.data.loader import StepReader, batches, build_train_reader
+from lmjax.data.pack import rows_per_epoch
 from lmjax.data.source import open_source
 from lmjax.data.trace import trace
 from lmjax.errors import UserError
@@ -341,30 +342,6 @@ def test_empty_corpora(tmp_path):
     nothing = make_shards(tmp_path / "nothing", {"docs": [""]})
     with pytest.raises(UserError, match="empty corpus: no source holds a token"):
         eval_sources(DataConfig(shards=(str(nothing),)), "train")
-
-
-# -------------------------------------------------------------------------------------------------------------- evaluation
-
-
-@pytest.mark.parametrize("hosts", [1, 2])
-@pytest.mark.parametrize("max_rows", [None, 5, 10**9])
-def test_evaluation_batches(shards, hosts, max_rows):
-    source = open_source(shards, "train", "docs")
-    count = min(num_eval_rows(source, T), max_rows or 10**9)
-    expected = eval_rows(source, T, np.arange(count), max_rows)
-    per_host = 4 // hosts
-    parts = [
-        EvalBatches(source, T, 4, max_rows, tuple(range(host * per_host, (host + 1) * per_host)))
-        for host in range(hosts)
-    ]
-    assert {len(part) for part in parts} == {-(-count // 4)}
-    for i in range(len(parts[0])):
-        whole = [np.concatenate(arrays) for arrays in zip(*(part[i].arrays() for part in parts))]
-        for got, want in zip(whole, expected):
-            assert len(got) == 4
-            assert np.array_equal(got[: count - 4 * i], want[4 * i : 4 * i + 4])
-            assert not got[count - 4 * i :].any() if count - 4 * i < 4 else True
-    assert sum(batch.loss_weights.sum() for part in parts for batch in part) == expected.loss_weights.sum()
 
 
 # ------------------------------------------------------------------------------------------------------------------- trace

@@ -14,8 +14,6 @@ from lmjax.batch import Batch
 from lmjax.data.pack import (
     Rows,
     epoch_keys,
-    eval_rows,
-    num_eval_rows,
     permute,
     pieces,
     rows_per_epoch,
@@ -206,47 +204,3 @@ def test_offsets_of_a_large_corpus_are_never_read_whole(tmp_path):
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     tracemalloc.stop()
     assert len(found.document) == 1024 and set(found.document.tolist()) == {count - 1}
-
-
-# --------------------------------------------------------------------------------------------------------------- evaluation
-
-
-@pytest.mark.parametrize("seq_len", [1, 2, 3, 10, 64, 10**4])
-def test_evaluation_predicts_each_token_once(source, seq_len):
-    tokens = stream(source)
-    count = num_eval_rows(source, seq_len)
-    batch = eval_rows(source, seq_len, np.arange(count))
-    predicted = []
-    for row, column in itertools.product(range(count), range(seq_len)):
-        if batch.loss_weights[row, column]:
-            document, place, token = tokens[row * seq_len + column + 1]
-            assert batch.targets[row, column] == token
-            predicted.append((document, place))
-    assert sorted(predicted) == [(document, place) for document, place, _ in tokens if place > 0]
-    assert batch.loss_weights.sum() == len(predicted)
-
-
-def test_evaluation_rows_past_the_end_are_padding(source):
-    count = num_eval_rows(source, 16)
-    batch = eval_rows(source, 16, np.array([count - 1, count, count + 1000]))
-    assert batch.segment_ids[0].any() and not any(array[1:].any() for array in batch.arrays())
-    assert num_eval_rows(source, 16, max_rows=3) == 3 and num_eval_rows(source, 16, max_rows=10**6) == count
-    limited = eval_rows(source, 16, np.arange(5), max_rows=3)
-    assert limited.segment_ids[2].any() and not limited.segment_ids[3:].any()
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 7])
-def test_limited_evaluation_rows_are_spread_over_the_source(source, limit):
-    count = num_eval_rows(source, 16)
-    whole = eval_rows(source, 16, np.arange(count))
-    limited = eval_rows(source, 16, np.arange(limit), max_rows=limit)
-    for row in range(limit):
-        np.testing.assert_array_equal(limited.tokens[row], whole.tokens[row * count // limit])
-
-
-@pytest.mark.parametrize("text", ["a", "ab", "abcd", "abcde"])
-def test_evaluation_of_sources_as_long_as_a_row(tmp_path, text):
-    source = open_source(make_shards(tmp_path, {"code": [text]}), "train", "code")
-    assert num_eval_rows(source, 4) == (text != "a")  # the row's last target lies past its inputs
-    batch = eval_rows(source, 4, np.arange(num_eval_rows(source, 4)))
-    assert batch.loss_weights.sum() == len(text) - 1

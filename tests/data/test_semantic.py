@@ -9,8 +9,9 @@ import pytest
 from lmjax.data import semantic
 from lmjax.data.document import Document
 from lmjax.data.engine import LocalEngine
-from lmjax.data.semantic import SemanticDedup, cluster_count, survive
+from lmjax.data.semantic import SemanticDedup, cluster_count
 from lmjax.data.stage import Counts, Shard
+from lmjax.data.survivors import survive
 from lmjax.data.written import read_written, write_documents
 from lmjax.errors import UserError
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmjax.data.loader import EvalBatches
+from lmjax.data.eval_batches import EvalBatches
 from lmjax.data.source import open_source
 from lmjax.eval.perplexity import Likelihood, evaluate, predicted_tokens
 from lmjax.train.loss import Sums
