@@ -54,12 +54,15 @@ class Model:
         need(self.workdir is None or self.endpoint is None, "synthetic needs either workdir or endpoint, not both")
         need(self.endpoint is None or self.model is not None, "synthetic: an endpoint needs model, its name there")
         url = urllib.parse.urlparse(self.endpoint or "http://x")
-        need(url.scheme in ("http", "https") and bool(url.netloc), f"endpoint={self.endpoint!r} is no http(s) address")
-        need(self.temperature >= 0, f"temperature={self.temperature} must not be negative")
+        need(
+            url.scheme in ("http", "https") and bool(url.netloc),
+            f"synthetic.endpoint={self.endpoint!r} is no http(s) address",
+        )
+        need(self.temperature >= 0, f"synthetic.temperature={self.temperature} must not be negative")
         for name in ("max_tokens", "concurrency", "give_up_after"):
-            need(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
-        need(self.timeout_s > 0, f"timeout_s={self.timeout_s} must be positive")
-        need(self.retries >= 0, f"retries={self.retries} must not be negative")
+            need(getattr(self, name) >= 1, f"synthetic.{name}={getattr(self, name)} must be at least 1")
+        need(self.timeout_s > 0, f"synthetic.timeout_s={self.timeout_s} must be positive")
+        need(self.retries >= 0, f"synthetic.retries={self.retries} must not be negative")
 
     def key(self) -> str | None:
         """The endpoint's key, which stands in no file of ours."""

@@ -51,16 +51,21 @@ class Decontaminate(MapStage):
     min_piece: int = 200  # characters; shorter pieces are discarded
 
     def __post_init__(self) -> None:
-        need(self.ngram >= 2, f"ngram={self.ngram} must be at least 2")
-        need(1 <= self.min_words <= self.ngram, f"min_words={self.min_words} must be in 1 … ngram={self.ngram}")
-        need(self.max_items >= 1, f"max_items={self.max_items} must be at least 1")
-        need(self.window >= 0, f"window={self.window} must not be negative")
-        need(self.max_pieces >= 1, f"max_pieces={self.max_pieces} must be at least 1")
-        need(self.min_piece >= 0, f"min_piece={self.min_piece} must not be negative")
+        need(self.ngram >= 2, f"decontaminate.ngram={self.ngram} must be at least 2")
+        need(
+            1 <= self.min_words <= self.ngram,
+            f"decontaminate.min_words={self.min_words} must be in 1 … ngram={self.ngram}",
+        )
+        need(self.max_items >= 1, f"decontaminate.max_items={self.max_items} must be at least 1")
+        need(self.window >= 0, f"decontaminate.window={self.window} must not be negative")
+        need(self.max_pieces >= 1, f"decontaminate.max_pieces={self.max_pieces} must be at least 1")
+        need(self.min_piece >= 0, f"decontaminate.min_piece={self.min_piece} must not be negative")
         for benchmark in self.fields:
             known = benchmark in self.benchmarks
-            need(known, f"fields.{benchmark}: no such benchmark{did_you_mean(benchmark, self.benchmarks)}")
-            need(bool(self.fields[benchmark]), f"fields.{benchmark} must name at least one field")
+            need(
+                known, f"decontaminate.fields.{benchmark}: no such benchmark{did_you_mean(benchmark, self.benchmarks)}"
+            )
+            need(bool(self.fields[benchmark]), f"decontaminate.fields.{benchmark} must name at least one field")
 
     def files(self) -> Sequence[str]:
         """The benchmarks' files."""

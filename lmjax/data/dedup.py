@@ -57,9 +57,12 @@ class Dedup(GlobalStage):
     packed: ClassVar[tuple[str, ...]] = ("ids",)  # packed files of a sketch
 
     def __post_init__(self) -> None:
-        need(self.within_days is None or self.within_days >= 0, "within_days must be at least 0, or none")
-        need(0 < self.alarm_share <= 1, "alarm_share must be in (0, 1]")
-        need(bool(self.date_field and self.score_field), "date_field and score_field must name fields")
+        need(
+            self.within_days is None or self.within_days >= 0,
+            f"{self.name}.within_days={self.within_days} must be at least 0, or none",
+        )
+        need(0 < self.alarm_share <= 1, f"{self.name}.alarm_share={self.alarm_share} must be in (0, 1]")
+        need(bool(self.date_field and self.score_field), f"{self.name}.date_field and score_field must name fields")
 
     def files(self) -> Sequence[str]:
         """The earlier corpora, which must be finished."""

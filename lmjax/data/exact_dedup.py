@@ -62,11 +62,11 @@ class ExactDedup(Dedup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        need(self.min_length >= 1, "min_length must be at least 1 character")
-        need(self.min_repeats >= 2, "min_repeats must be at least 2")
-        need(0 <= self.min_left <= 1, "min_left must be in [0, 1]")
+        need(self.min_length >= 1, f"exact_dedup.min_length={self.min_length} must be at least 1 character")
+        need(self.min_repeats >= 2, f"exact_dedup.min_repeats={self.min_repeats} must be at least 2")
+        need(0 <= self.min_left <= 1, f"exact_dedup.min_left={self.min_left} must be in [0, 1]")
         whole_documents = self.level == "document"
-        need(whole_documents or self.within_days is None, "within_days is for level='document'")
+        need(whole_documents or self.within_days is None, "exact_dedup.within_days is for level='document'")
 
     def normal(self, text: str) -> str:
         """What is compared."""

@@ -59,11 +59,11 @@ class NearDedup(Dedup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        need(0 < self.threshold <= 1, "threshold must be in (0, 1]")
-        need(self.ngram is None or self.ngram >= 1, "ngram must be at least 1 word")
-        need(self.bands >= 1 and self.rows >= 1, "bands and rows must be at least 1")
-        need(0 <= self.seed < 1 << 32, "seed must be in [0, 2^32)")
-        need(0 <= self.max_bits <= 8, "max_bits must be in [0, 8]")
+        need(0 < self.threshold <= 1, f"near_dedup.threshold={self.threshold} must be in (0, 1]")
+        need(self.ngram is None or self.ngram >= 1, f"near_dedup.ngram={self.ngram} must be at least 1 word")
+        need(self.bands >= 1 and self.rows >= 1, "near_dedup.bands and rows must be at least 1")
+        need(0 <= self.seed < 1 << 32, f"near_dedup.seed={self.seed} must be in [0, 2^32)")
+        need(0 <= self.max_bits <= 8, f"near_dedup.max_bits={self.max_bits} must be in [0, 8]")
 
     # ------------------------------------------------------------------------------------------------------------ sketches
 

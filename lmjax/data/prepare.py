@@ -46,7 +46,7 @@ from lmjax.data.semantic import SemanticDedup
 from lmjax.data.simple import Simple
 from lmjax.data.stage import GlobalStage, MapStage, Shard, Stage
 from lmjax.data.synthetic import Synthetic
-from lmjax.data.units import InputConfig, Unit, fingerprint, hash_sources, hash_units, open_units
+from lmjax.data.units import InputConfig, Unit, check_local, fingerprint, hash_sources, hash_units, open_units
 from lmjax.data.url import Url
 from lmjax.errors import RunError, UserError
 from lmjax.files import (
@@ -237,6 +237,7 @@ def prepare(
       RunError: a stage failed on too many documents.
     """
     start = time.monotonic()
+    check_local(out)
     stages = [getattr(config, name) for name in config.stages]
     warn_unused(config)
     files = {stage.name: list(stage.files()) for stage in stages}

@@ -74,12 +74,15 @@ class SemanticDedup(GlobalStage):
     seed: int = 0  # of the sample and of the first centroids
 
     def __post_init__(self) -> None:
-        need(-1 < self.threshold < 1, f"threshold={self.threshold} must be between -1 and 1")
-        need(self.max_tokens >= 4, f"max_tokens={self.max_tokens} must be at least 4")
-        need(self.pieces >= 1, f"pieces={self.pieces} must be at least 1")
-        need(self.common is None or self.common >= 0, f"common={self.common} must not be negative")
-        need(self.clusters is None or self.clusters >= 1, f"clusters={self.clusters} must be at least 1")
-        need(self.min_words >= 1, f"min_words={self.min_words} must be at least 1: empty texts are all alike")
+        need(-1 < self.threshold < 1, f"semantic_dedup.threshold={self.threshold} must be between -1 and 1")
+        need(self.max_tokens >= 4, f"semantic_dedup.max_tokens={self.max_tokens} must be at least 4")
+        need(self.pieces >= 1, f"semantic_dedup.pieces={self.pieces} must be at least 1")
+        need(self.common is None or self.common >= 0, f"semantic_dedup.common={self.common} must not be negative")
+        need(self.clusters is None or self.clusters >= 1, f"semantic_dedup.clusters={self.clusters} must be at least 1")
+        need(
+            self.min_words >= 1,
+            f"semantic_dedup.min_words={self.min_words} must be at least 1: empty texts are all alike",
+        )
 
     def files(self) -> Sequence[str]:
         """The model's folder."""

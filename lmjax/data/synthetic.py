@@ -47,15 +47,15 @@ class Synthetic(Model, MapStage):
         super().__post_init__()
         for name in ("template", "second_template"):
             value = getattr(self, name)
-            need(not value or "text" in PLACEHOLDER.findall(value), f"{name}={value!r} must hold {{text}}")
-        need(self.samples >= 1, f"samples={self.samples} must be at least 1")
-        need(0 < self.share <= 1, f"share={self.share} must be in (0, 1]")
+            need(not value or "text" in PLACEHOLDER.findall(value), f"synthetic.{name}={value!r} must hold {{text}}")
+        need(self.samples >= 1, f"synthetic.samples={self.samples} must be at least 1")
+        need(0 < self.share <= 1, f"synthetic.share={self.share} must be in (0, 1]")
         need(
             0 <= self.min_ratio <= self.max_ratio,
-            f"min_ratio={self.min_ratio} must be in 0 … max_ratio={self.max_ratio}",
+            f"synthetic.min_ratio={self.min_ratio} must be in 0 … max_ratio={self.max_ratio}",
         )
-        need(0 <= self.max_overlap <= 1, f"max_overlap={self.max_overlap} must be in 0 … 1")
-        need(self.batch_size >= 1, f"batch_size={self.batch_size} must be at least 1")
+        need(0 <= self.max_overlap <= 1, f"synthetic.max_overlap={self.max_overlap} must be in 0 … 1")
+        need(self.batch_size >= 1, f"synthetic.batch_size={self.batch_size} must be at least 1")
 
     def files(self) -> Sequence[str]:
         """What the run says of itself."""

@@ -15,7 +15,7 @@ from lmjax.data.inputs import find_files
 from lmjax.data.split import check_source
 from lmjax.data.written import SUFFIX
 from lmjax.errors import UserError
-from lmjax.files import MANIFEST, UNFINISHED, read_manifest, sha256_file, sha256_json
+from lmjax.files import MANIFEST, UNFINISHED, is_remote, read_manifest, sha256_file, sha256_json
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,13 @@ class Unit:
 def open_units(
     sources: Mapping[str, InputConfig], shard_bytes: int, documents: Sequence[str], source: str | None
 ) -> list[Unit]:
-    """What is read, in parts; their hashes come later."""
+    """What is read, in parts; their hashes come later.
+
+    Raises:
+      UserError: there is nothing, it is in a bucket, or a source's name cannot be one.
+    """
+    for path in (*documents, *(path for given in sources.values() for path in given.paths)):
+        check_local(path)
     sources = dict(sources)
     made: dict[str, list[tuple[str, str, str]]] = {}
     raw = []
@@ -91,6 +97,12 @@ def open_units(
     return units
 
 
+def check_local(path: os.PathLike | str) -> None:
+    """Preparation maps, locks and renames files: a `UserError` where a path is in a bucket."""
+    why = "preparation reads and writes files of a disk: copy them with `gcloud storage cp -r`, or mount the bucket"
+    need(not is_remote(path), f"{os.fspath(path)}: {why}")
+
+
 def add_made(made: dict[str, list[tuple[str, str, str]]], folder: str) -> None:
     """The sources of a folder that a stage made."""
     manifest = read_manifest(folder)
@@ -108,10 +120,10 @@ def add_made(made: dict[str, list[tuple[str, str, str]]], folder: str) -> None:
 def group_files(files: Sequence[tuple[str, epath.Path]], max_bytes: int) -> list[list[tuple[str, str]]]:
     """Files that follow one another, together up to `max_bytes` where they are small."""
     groups: list[list[tuple[str, str]]] = []
-    size = max_bytes
+    size = 0
     for name, path in files:
         length = path.stat().length
-        if size + length > max_bytes:
+        if not groups or size + length > max_bytes:
             groups.append([])
             size = 0
         groups[-1].append((name, os.fspath(path)))

@@ -323,6 +323,29 @@ def test_user_errors(inputs, tmp_path):
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_an_empty_file_among_others(tmp_path, first):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / ("a" if first else "z")).with_suffix(".jsonl").write_text("")
+    wanted = Config(sources={"web": InputConfig((str(tmp_path / "in"),))})
+    with pytest.raises(UserError, match="the inputs hold no document"):
+        prepare.prepare(wanted, tmp_path / "out")
+    (tmp_path / "in" / "b.jsonl").write_text('{"text": "x"}\n')
+    assert prepare.prepare(wanted, tmp_path / "out")[0].counts["documents"] == 1
+
+
+def test_buckets_are_refused_in_both_directions(inputs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused = pytest.raises(UserError, match=r"gs://bucket/x: preparation reads and writes files of a disk")
+    with refused:
+        prepare.prepare(config(inputs), "gs://bucket/x")
+    with refused:
+        prepare.prepare(Config(), tmp_path / "out", ["gs://bucket/x"], "web")
+    with refused:
+        prepare.prepare(Config(sources={"web": InputConfig(("gs://bucket/x",))}), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
 def test_fields_that_are_one():
     with pytest.raises(UserError, match="text_field and id_field are both 'body'"):
         InputConfig(("x",), text_field="body", id_field="body")
