@@ -36,6 +36,7 @@ def test_c4_removes_lines(line, rule):
 def test_c4_keeps_and_edits_lines():
     assert c4('  He said [12] "so", [edit] and left.\t') == (['He said  "so",  and left.'], {"citation": 2})
     assert c4(f"This is {'x' * 999}.") == ([f"This is {'x' * 999}."], {})
+    assert c4("Wow [1] yes.") == (["Wow  yes."], {"citation": 1})  # a citation counts among the words
     assert c4("No end here is", terminal_punctuation=False) == (["No end here is"], {})
     assert c4("See [1] here [2]", "[3].", citations=False, terminal_punctuation=False, min_line_words=None) == (
         ["See [1] here [2]", "[3]."], {},

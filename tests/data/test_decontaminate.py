@@ -1,5 +1,6 @@
 """Benchmark items in documents: found wherever they stand, and nowhere else."""
 
+import dataclasses
 import gzip
 import importlib.util
 import json
@@ -89,6 +90,7 @@ def test_short_items_match_whole_words_or_are_named(tmp_path):
     assert [document.id for document in kept] == ["d0", "d1", "d2"]
     report = stage.finish(counts.close()["tally"], tmp_path)["b"]
     assert report["not_sought"] == {"too_short": 2} and report["not_sought_items"] == ["b", "c"]
+    assert (report["items"], report["found"], report["share"]) == (3, 1, 1 / 3)  # of all items, sought or not
 
 
 def test_a_template_is_no_item(tmp_path):
@@ -102,6 +104,9 @@ def test_a_template_is_no_item(tmp_path):
     report = stage.finish(counts.close()["tally"], tmp_path)["b"]
     assert counts.tally.counts["contaminated_exact/b"] == {"7": 1}
     assert report["found_items"] == ["7"] and report["not_sought_items"] == ["bare"]
+    for most, dropped in ((12, 1), (13, 2)):  # thirteen items hold it
+        counts, _ = judge(dataclasses.replace(stage, max_items=most), [template, items[7]["q"]], tmp_path)
+        assert counts.dropped["contaminated"] == dropped
 
 
 def test_a_field_is_found_without_its_label(tmp_path):
@@ -127,6 +132,9 @@ def test_cut_takes_the_passage_and_its_surroundings(bench, tmp_path):
     assert kept[0].meta == {"n": 0, "cut": ["bench", "q0"]}
     assert counts.dropped == {"contaminated": 1} and counts.added == 1  # d1: 101 characters were left
     assert counts.tally.counts["contaminated_cut"]["characters"] == 400 + len(QUESTION) - 1
+    for least, left in ((101, 1), (102, 0)):
+        one = judge(dataclasses.replace(stage, min_piece=least), ["c" * 300 + " " + QUESTION], tmp_path)[1]
+        assert len(one) == left
 
 
 def test_cut_into_too_many_pieces_is_dropped(bench, tmp_path):

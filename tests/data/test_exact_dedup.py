@@ -184,7 +184,7 @@ def without_repeats(texts: list[str], breaks: str, least: int, min_length: int) 
 @pytest.mark.parametrize("least", [2, 4])
 def test_repeated_pieces_are_cut_out(tmp_path, small, level, breaks, least):
     rng = random.Random(least)
-    pool = ["ab", *(f"piece number {i}" for i in range(40))]
+    pool = ["ab", "abc", *(f"piece number {i}" for i in range(40))]
     texts = [breaks.join(rng.choices(pool, k=rng.randint(0, 6))) for _ in range(40)]
     stage = ExactDedup(level=level, min_length=3, min_repeats=least, min_left=0.0)
     result = run_global(stage, documents(texts), tmp_path)

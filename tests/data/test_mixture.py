@@ -256,6 +256,17 @@ def test_stages_use_up_a_cap_in_turn():
     assert shares_of(tokens, stages=beyond, max_tokens={"docs": 10_000})[:2] == [early, late]
 
 
+def test_of_two_caps_the_lower_one_holds():
+    for docs, share in ((5_000, 0.05), (50_000, 0.2)):
+        (made,) = shares_of(
+            {"code": 10**6, "docs": 20_000},
+            weights={"code": 1, "docs": 1},
+            max_epochs={"docs": 1.0},
+            max_tokens={"docs": docs},
+        )
+        assert made["docs"] == pytest.approx(share, abs=0.01) and made["docs"] <= share
+
+
 def test_what_is_short_is_named():
     tokens = {"code": 20_000, "docs": 10_000}
     with pytest.raises(UserError) as error:

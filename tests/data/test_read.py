@@ -48,6 +48,10 @@ def test_every_text_arrives(tmp_path, pack, ascii):
 def test_last_line_without_newline_and_byte_order_mark(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}')
     assert texts(tmp_path / "a.jsonl") == ["a", "b"]
+    counts = Counts()
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf\r\n{"text": "b"}')
+    assert texts(tmp_path / "a.jsonl", counts) == ["b"]
+    check(counts, 1, 0)  # a line of a mark alone is blank
 
 
 def test_id_and_meta(tmp_path):

@@ -73,11 +73,12 @@ def test_what_is_a_document_and_what_is_not(tmp_path, name, pack):
         warc(12, kind=b"response", http=None, Content_Type=b"text/dns"),
         warc(13, kind=b"resource", http=None, Content_Type=b"text/html"),
         warc(14, kind=b"strange", http=None),
+        warc(15, http=b"HTTP/1.1 206 Partial Content\r\nContent-Type: text/html"),
     ]
     documents, counts, _ = read(tmp_path, b"".join(map(pack, records)), name)
     assert ids(documents) == ["2", "6", "7", "11", "13"] and (counts.failed, counts.repaired) == (0, 0)
     assert dict(counts.left_out) == {
-        "warcinfo": 1, "request": 1, "http_404": 1, "http_301": 1, "type_image": 1, "type_text_other": 1,
+        "warcinfo": 1, "request": 1, "http_404": 1, "http_301": 1, "http_206": 1, "type_image": 1, "type_text_other": 1,
         "type_unknown": 1, "metadata": 1, "not_http": 1, "unknown": 1,
     }  # fmt: skip
     assert [document.meta["format"] for document in documents] == ["html", "text", "html", "text", "html"]
@@ -85,6 +86,11 @@ def test_what_is_a_document_and_what_is_not(tmp_path, name, pack):
     assert documents[0].meta == {
         "format": "html", "url": "https://example.org/2", "date": "2024-05-06T07:08:09Z", "content_type": "text/html",
     }  # fmt: skip
+
+
+def test_a_page_that_the_crawler_cut_says_so(tmp_path):
+    documents, _, _ = read(tmp_path, warc(1) + warc(2, WARC_Truncated=b"length"))
+    assert [document.meta.get("truncated") for document in documents] == [None, "length"]
 
 
 def test_an_archive_that_fastwarc_wrote(tmp_path):
@@ -272,6 +278,8 @@ def test_a_long_line_fails_alone(tmp_path):
     assert [document.text for document in documents] == ["a", "b"] and counts.failed == 1
     assert aside[0][0] == "a.jsonl:2" and "more than 1000000 bytes" in aside[0][1]
     assert aside[0][2].startswith(b'{"text": "xxx')
+    for most, kept in ((13, 2), (12, 0)):
+        assert read(tmp_path, lines[0] + b"\n" + lines[2], "b.jsonl", max_bytes=most)[1].kept == kept
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.html"])
@@ -321,6 +329,7 @@ HTML = "<html><head>{}</head><body>{}</body></html>"
         (RUSSIAN, "utf-16", "iso-8859-1", ""),  # the mark wins
         (RUSSIAN, "utf-8", None, ""),
         (RUSSIAN, "utf-8", None, '<meta charset="utf-16">'),
+        (RUSSIAN, "utf-8", None, " " * 1024 + '<meta charset="windows-1251">'),  # too late to be heard
         (RUSSIAN, "utf-8-sig", "koi8-r", ""),
         (RUSSIAN, "utf-8", "no-such-charset", ""),
         (JAPANESE, "cp932", "Shift_JIS", ""),
