@@ -251,6 +251,7 @@ def prepare(
         inputs |= {f"file {path}": value for found in hashes.values() for path, value in found.items()}
         identity = {name: to_dict(config)[name] for name in ("stages", "shard_bytes", "max_failed_share", "deal_by")}
         identity |= {stage.name: decides(stage) for stage in stages}
+        identity["versions"] = {"read": VERSION, **{stage.name: stage.version for stage in stages}}
         if (out / MANIFEST).exists():
             manifest = read_manifest(out, "prepare")
             if (manifest.inputs, manifest.config) == (inputs, identity):

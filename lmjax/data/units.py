@@ -148,10 +148,10 @@ def hash_files(paths: Sequence[str]) -> list[str]:
 
 
 def hash_sources(units: Sequence[Unit]) -> dict[str, str]:
-    """source → hash of its files' names and contents."""
+    """source → hash of its files' names and contents, and of the fields that are read of them."""
     files: dict[str, list] = {}
     for unit in units:
-        files.setdefault(unit.source, []).extend(
+        files.setdefault(unit.source, [[unit.text_field, unit.id_field]]).extend(
             [name, sha] for (name, _), sha in zip(unit.files, unit.sha256, strict=True)
         )
     return {source: sha256_json(names) for source, names in files.items()}

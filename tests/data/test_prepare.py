@@ -245,6 +245,25 @@ def test_changed_input_is_seen(tmp_path):
     assert outputs(tmp_path / "out") != before
 
 
+def test_another_field_of_the_same_files_is_another_input(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"text": "a", "body": "b", "id": "1", "key": "2"}\n')
+    for fields, found in (({}, ("1", "a")), ({"text_field": "body"}, ("1", "b")), ({"id_field": "key"}, ("2", "a"))):
+        wanted = Config(sources={"web": InputConfig((str(tmp_path / "in.jsonl"),), **fields)})
+        assert not prepare.prepare(wanted, tmp_path / "out")[1]
+        (document,) = read_written(tmp_path / "out" / "web.jsonl.zst")
+        assert (document.id, document.text) == found
+
+
+def test_a_stage_that_came_to_decide_otherwise_is_done_again(inputs, tmp_path, monkeypatch):
+    wanted = config(inputs)
+    before = prepare.prepare(wanted, tmp_path / "out")[0].counts["documents"]
+    monkeypatch.setattr(Short, "apply", lambda self, document, tally: Drop("short"))
+    assert prepare.prepare(wanted, tmp_path / "out")[1]  # nobody told
+    monkeypatch.setattr(Short, "version", 2)
+    manifest, skipped = prepare.prepare(wanted, tmp_path / "out")
+    assert not skipped and manifest.counts["documents"] == 0 < before
+
+
 def test_added_documents_count(inputs, tmp_path):
     prepare.prepare(config(inputs, short=Short(split=True), stages=("short",)), tmp_path / "out")
     (_, stage) = read_json(tmp_path / "out" / "report.json")["stages"]
