@@ -10,7 +10,6 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterator
-from string import ascii_letters
 
 import numpy as np
 
@@ -139,8 +138,9 @@ ENDS = (
     "".join(sorted(sign for sign in TERMINAL if sign <= "\uffff")) + "…"
 )  # the scripts above it cost every search ten times
 CLOSING = "\"'”’»)\\]）」』】"
+INITIAL = r"(?<! [a-zA-Z]\.(?= (?!\s)))"  # behind the stop of one in the midst of a text, which may hold nothing else
 # A class stands first, so that the search is fast, and nothing goes back: linear on a million dots.
-BOUNDARY = re.compile(rf"[{ENDS}\n][{ENDS}\n]*+[{CLOSING}]*+\s*+")
+BOUNDARY = re.compile(rf"[{ENDS}\n]{INITIAL}[{ENDS}\n]*+[{CLOSING}]*+\s*+")
 ABBREVIATIONS = frozenset(re.findall(r"\S+", """mr mrs ms dr prof st vs e.g i.e cf fig figs eq no vol pp ed eds al approx dept
 inc ltd jr sr z.b bzw ca"""))  # fmt: skip
 LAST_WORD = 12  # characters before a full stop in which an abbreviation is looked for
@@ -155,9 +155,6 @@ def find_sentences(text: str) -> Iterator[str]:
     """The same one by one, so that who has enough need not read on."""
     start = 0
     for match in BOUNDARY.finditer(text):
-        first, end = match.span()
-        if first >= 2 and text[first - 2] == " " and text[first:end] == ". " and text[first - 1] in ascii_letters:
-            continue  # an initial, at a glance: a text may hold nothing else
         if ends_sentence(text, match):
             if sentence := text[start : match.end()].strip():
                 yield sentence

@@ -73,6 +73,8 @@ def test_the_words_of_a_text_are_found_once():
         ("你好。再见！好", "你好。|再见！|好"),
         ("यह है। वह था।", "यह है।|वह था।"),
         ("No. 5 is alive.", "No. 5 is alive."),
+        ("He met J. R. Doe. A. B. I. See", "He met J. R. Doe.|A. B. I. See"),
+        ("Vitamin É. Then x.) Y", "Vitamin É.|Then x.)|Y"),
         ("  ", ""),
         ("", ""),
     ],
