@@ -98,6 +98,41 @@ def test_a_mistake_is_one_line_and_exit_code_2(line, config, tmp_path, capsys, m
     assert not layout.steps(tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    "more,message",
+    [
+        (["--documents", "none"], "no such file or folder: none"),
+        (["--documents", "empty"], "empty holds no file with a known extension"),
+        (["--documents", "empty.jsonl"], "the inputs hold no document"),
+        (["--documents", "notes.doc"], "notes.doc has no known extension"),
+        (["--documents", "gs://bucket/x"], "gs://bucket/x: preparation reads and writes files of a disk"),
+        (["--out", "gs://bucket/x"], "gs://bucket/x: preparation reads and writes files of a disk"),
+        (["--out", "notes.doc"], "notes.doc is a file; choose another --out"),
+        (["--out", "notes.doc/x"], "cannot write to notes.doc/x: Not a directory"),
+        (["--out", "in"], "in is not empty and is not the output of a stage"),
+        (["--source", "a/b"], "--source 'a/b' names files"),
+        (["--config.stages=exact_dedop"], "no stage 'exact_dedop'; did you mean 'exact_dedup'?"),
+        (["--config.near_dedup.treshold=1"], "config.near_dedup.treshold: no such field; did you mean 'threshold'?"),
+        (["--config.near_dedup.threshold=1.5"], "near_dedup.threshold=1.5 must be in (0, 1]"),
+        (["--config.exact_dedup.earlier=none"], "no such folder: none"),
+        (["--config.tokenizer=nowhere"], "nowhere holds no tokenizer"),
+        (["--explain", "42"], "no such folder: out"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_preparing_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, more, message):
+    config = os.path.abspath("configs/data/quickstart.py")
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("in/a.jsonl", '{"text": "a"}\n'), ("empty/x", ""), ("empty.jsonl", ""), ("notes.doc", "x")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    words = {"--config": config, "--documents": "in", "--source": "s", "--out": "out"}
+    words |= dict(zip(more[::2], more[1::2], strict=True)) if len(more) > 1 else {}
+    said = [part for pair in words.items() for part in pair] + (more if len(more) == 1 else [])
+    assert cli.main(["prepare", *said]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1 and "Traceback" not in err
+
+
 def test_a_missing_config_file_names_the_nearest(line, capsys):
     assert cli.main(["train", "--config", "configs/pretrain/tinny.py", "--workdir", "x"]) == 2
     assert "did you mean 'configs/pretrain/tiny.py'" in capsys.readouterr().err
