@@ -133,6 +133,7 @@ def test_tags_of_thousands_of_attributes_lose_them():
     assert tallied(trim_tags, image) == (image, {})
 
 
+SLACK_S = 3  # what grows by the square of these takes minutes
 NORMAL_S_PER_CHARACTER = 2.5e-7  # ten times what an ordinary page takes on a slow machine
 HOSTILE = {
     "nested": "<div>" * 20_000 + "hello",
@@ -154,7 +155,7 @@ HOSTILE = {
 def test_no_page_takes_long(name):
     start = time.process_time()
     page(HOSTILE[name])
-    assert time.process_time() - start < 0.5 + 10 * NORMAL_S_PER_CHARACTER * len(HOSTILE[name])
+    assert time.process_time() - start < SLACK_S + 10 * NORMAL_S_PER_CHARACTER * len(HOSTILE[name])
 
 
 HOSTILE_TEXT = {
@@ -180,7 +181,7 @@ HOSTILE_TEXT = {
 def test_no_text_takes_long(name):
     start = time.process_time()
     clean(HOSTILE_TEXT[name], boilerplate="all")
-    assert time.process_time() - start < 0.5 + 10 * NORMAL_S_PER_CHARACTER * len(HOSTILE_TEXT[name])
+    assert time.process_time() - start < SLACK_S + 10 * NORMAL_S_PER_CHARACTER * len(HOSTILE_TEXT[name])
 
 
 # -------------------------------------------------------------------------------------------------------------- characters

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from lmjax.data import semantic
+from lmjax.data import semantic, survivors
 from lmjax.data.document import Document
 from lmjax.data.engine import LocalEngine
 from lmjax.data.semantic import SemanticDedup, cluster_count
@@ -117,8 +117,13 @@ def test_ranges_and_blocks_do_not_matter(model, tmp_path, monkeypatch):
     documents = corpus(2)
     stage = SemanticDedup(model=model, common=0, threshold=0.8003, clusters=5)
     kept, lost, report = run(stage, documents, tmp_path / "a", (60, 60))
-    for name, value in {"RANGE_ROWS": 30, "BLOCK": 4, "SURVIVORS": 3, "BATCH": 11}.items():
-        monkeypatch.setattr(semantic, name, value)
+    for module, name, value in (
+        (semantic, "RANGE_ROWS", 30),
+        (semantic, "BATCH", 11),
+        (survivors, "BLOCK", 4),
+        (survivors, "SURVIVORS", 3),
+    ):
+        monkeypatch.setattr(module, name, value)
     other_kept, other_lost, other = run(stage, documents, tmp_path / "b", (60, 60))
     assert len(list((tmp_path / "b" / "stage" / "compare").glob("*.arrow"))) > 2
     assert (kept, lost) == (other_kept, other_lost) and len(lost) > 15
