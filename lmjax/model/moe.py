@@ -8,7 +8,7 @@ Choices are sorted by expert, the tokens' rows are gathered in that order, and e
     capacity   the first C = ⌈factor · T k / E⌉ of each row of the batch, in buckets; a token that finds its expert full passes by on the
                residual stream. By row and in the order of tokens, so that drops depend on nothing that comes later or stands beside
 
-Each device sorts its own rows. Where experts are split over the mesh, buckets of rows go to their devices and back by
+Each device sorts its own rows, or its own tokens of rows that `context` splits. Where experts are split over the mesh, buckets of rows go to their devices and back by
 all-to-all (Lepikhin et al., 2020, 2006.16668); a dropless bucket holds the worst case.
 """
 
@@ -29,6 +29,7 @@ from lmjax.model.initialize import Initializer
 from lmjax.model.mlp import ACTIVATIONS, Mlp
 from lmjax.model.router import RouterStats, Routes
 from lmjax.sharding import mesh
+from lmjax.sharding.context import before_halves, manual_shards
 
 
 class Weights(NamedTuple):
@@ -241,10 +242,15 @@ def with_capacity(
     """What each choice came to, zeros for those that were dropped; and how many each expert kept of each row."""
     moe, shards = config.moe, mesh.size(EXPERT)
     (rows, length), experts = valid.shape, moe.num_experts
-    capacity = min(math.ceil(moe.capacity_factor * length * moe.top_k / experts), length)
+    whole = length * manual_shards()
+    capacity = min(math.ceil(moe.capacity_factor * whole * moe.top_k / experts), whole)
     groups = jnp.where(valid[..., None], routes.experts + experts * jnp.arange(rows)[:, None, None], rows * experts)
-    by = by_group(groups.reshape(-1), rows * experts)
-    plan = in_buckets(groups.reshape(-1), by, capacity)
+    groups = groups.reshape(-1)
+    by = by_group(groups, rows * experts)
+    if manual_shards() > 1:
+        groups = first_of_row(groups, by, jnp.arange(groups.size) // moe.top_k % length >= length // 2, capacity)
+        by, capacity = by_group(groups, rows * experts), min(capacity, length)
+    plan = in_buckets(groups, by, capacity)
     buckets = enter(x, plan, moe.top_k).reshape(rows, experts, capacity, -1).swapaxes(0, 1)
     buckets = buckets.reshape(experts, rows * capacity, -1)
     if shards > 1:
@@ -256,6 +262,22 @@ def with_capacity(
         out = jax.lax.all_to_all(out, EXPERT, 1, 0, tiled=True)
     out = out.reshape(experts, rows, capacity, -1).swapaxes(0, 1).reshape(rows * experts * capacity, -1)
     return leave(out, plan), jnp.minimum(by.sizes, capacity).reshape(rows, experts).astype(jnp.float32)
+
+
+def first_of_row(
+    groups: Int[Array, "choices"], by: Sorted, later: Bool[Array, "choices"], capacity: int
+) -> Int[Array, "choices"]:
+    """The groups, rows of experts, without choices past the first `capacity` of a row whose tokens are split over `context`.
+
+    `later` tells a device's second chunk of a row from its first.
+    """
+    none = by.sizes.size
+    counts = jnp.stack([jnp.zeros(none, jnp.int32).at[groups].add(half, mode="drop") for half in (~later, later)])
+    before = before_halves(counts)
+    before = before.at[1].add(-counts[0])  # which the place among this device's own counts already
+    rank = by.place - by.starts.at[groups].get(mode="fill", fill_value=0)
+    rank += jnp.where(later, *(half.at[groups].get(mode="fill", fill_value=0) for half in before[::-1]))
+    return jnp.where(rank < capacity, groups, none)
 
 
 def grouped_mlp(

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lmjax.model.config import MoeConfig
+from lmjax.sharding.context import over_row
 
 
 class Routes(NamedTuple):
@@ -29,7 +30,10 @@ class Routes(NamedTuple):
 
 
 class RouterStats(NamedTuple):
-    """What a layer's router did with each row, padding left out; or those of all layers, with a leading L."""
+    """What a layer's router did with each row, padding left out; or those of all layers, with a leading L.
+
+    Where `context` splits rows, every device has the losses of whole rows, which it weighs by its own tokens, and counts these alone.
+    """
 
     balance: Float[Array, "*L B"]  # the balance loss
     z: Float[Array, "*L B"]  # the z-loss
@@ -67,17 +71,18 @@ def route(
 
 
 def statistics(config: MoeConfig, logits: Array, scores: Array, experts: Array, valid: Array) -> RouterStats:
-    """Losses and loads of each row."""
+    """Losses of each row; of its tokens that are here, entropy and load."""
     num_experts = logits.shape[-1]
     chosen = (experts[..., None] == jnp.arange(num_experts)) & valid[..., None, None]
     load = jnp.sum(chosen, axis=(1, 2), dtype=jnp.float32)
-    tokens = jnp.maximum(jnp.sum(valid, axis=1, dtype=jnp.float32), 1.0)
+    tokens = jnp.maximum(over_row(jnp.sum(valid, axis=1, dtype=jnp.float32)), 1.0)
     shares = scores / jnp.sum(scores, axis=-1, keepdims=True)
-    means = jnp.sum(jnp.where(valid[..., None], shares, 0.0), axis=1) / tokens[:, None]
-    balance = num_experts / config.top_k * jnp.sum(load * means, axis=-1) / tokens
+    means = over_row(jnp.sum(jnp.where(valid[..., None], shares, 0.0), axis=1)) / tokens[:, None]
+    balance = num_experts / config.top_k * jnp.sum(over_row(load) * means, axis=-1) / tokens
     z = jnp.where(valid, jax.nn.logsumexp(logits, axis=-1) ** 2, 0.0)
     entropy = jnp.where(valid, jnp.sum(jax.scipy.special.entr(shares), axis=-1), 0.0)
-    return RouterStats(balance, jnp.sum(z, axis=1) / tokens, jnp.sum(entropy, axis=1), load, jnp.zeros_like(tokens))
+    z = over_row(jnp.sum(z, axis=1)) / tokens
+    return RouterStats(balance, z, jnp.sum(entropy, axis=1), load, jnp.zeros_like(tokens))
 
 
 def summed(stats: RouterStats, row_weights: Float[Array, "B"]) -> RouterSums:

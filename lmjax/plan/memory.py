@@ -129,14 +129,10 @@ FIELDS = {
 
 
 def check_experts(model: ModelConfig, sizes: dict[str, int]) -> None:
-    """What experts cannot do with a mesh, and a mesh without them."""
+    """A mesh that splits experts has some."""
     need(
         sizes["expert"] == 1 or model.moe is not None,
         f"config.mesh.expert={sizes['expert']} splits experts: config.model.moe has none",
-    )
-    need(
-        sizes["context"] == 1 or model.moe is None,
-        f"config.mesh.context={sizes['context']} splits rows, over whose tokens config.model.moe balances its experts",
     )
 
 

@@ -130,11 +130,6 @@ def test_blockwise_where_the_model_chooses_it(kind, length):
             8,
             r"moe.num_experts=6 does not divide by config.mesh.expert=4 \(parameter layers/moe/router\)",
         ),
-        (
-            RunConfig(model=ModelConfig(moe=MoeConfig()), mesh=MeshConfig(data=1, context=8)),
-            8,
-            "context=8 splits rows, over whose tokens config.model.moe balances",
-        ),
     ],
 )
 def test_what_does_not_divide_is_the_users_mistake(config, devices, message):

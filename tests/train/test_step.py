@@ -276,6 +276,20 @@ def test_accumulation_changes_nothing_of_the_routers():
     assert sums.router.load.sum() == 2 * 2 * 8 * 12  # layers, choices, rows, tokens that are no padding
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [None, 1.0])
+def test_experts_balance_and_drop_over_whole_rows_where_a_context_splits_them(capacity):
+    moe = dataclasses.replace(EXPERTS.model.moe, num_experts=4, capacity_factor=capacity)
+    config, rows = changed(EXPERTS, "model", moe=moe), batch()
+    rows = rows._replace(segment_ids=np.where(np.arange(16) < 14, rows.segment_ids, 0).astype(np.int32))
+    whole, sums = Run(config).gradients(rows, 1)
+    assert (sums.router.dropped > 0) == (capacity is not None)
+    for mesh in (MeshConfig(data=2, context=4), MeshConfig(data=1, context=2, expert=2, fsdp=2)):
+        parts, part_sums = Run(dataclasses.replace(config, mesh=mesh)).gradients(rows, 1)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), parts, whole)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), part_sums, sums)
+
+
 def test_losses_of_routers_are_minimized_and_reported_apart():
     with_losses = Run(EXPERTS)
     without = Run(changed(EXPERTS, "model", moe=dataclasses.replace(EXPERTS.model.moe, balance_loss=0.0, z_loss=0.0)))
