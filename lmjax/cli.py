@@ -185,7 +185,7 @@ def check_prepare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a verb; returns the exit code."""
     args = parse(sys.argv[1:] if argv is None else argv)
-    if argv is None and args.function is verbs.train:
+    if argv is None and args.function in (verbs.train, verbs.hf_import):
         use_huge_pages()
     try:
         args.function(args)
@@ -206,7 +206,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def use_huge_pages() -> None:
     """Starts this very process again with large arrays on huge pages, where the C library is glibc.
 
-    XLA on a CPU maps a step's temporaries anew at every step: in pages of 4 KiB that is up to a third of the step's time.
+    XLA on a CPU maps a step's temporaries anew at every step: in pages of 4 KiB that is up to a third of the step's time, and of
+    that of an import.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if sys.platform == "linux" and "glibc.malloc.hugetlb" not in tunables:

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import resource
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from bench_harness import Row, Sampler, ratio
+from bench_harness import Row, Sampler, peak_bytes, ratio
 from bench_lmjax import Training
 
 from lmjax.data.config import DataConfig
@@ -91,7 +90,7 @@ def train_long() -> float:
     training.start()
     losses = training.steps(1)
     assert jnp.isfinite(losses[0])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return peak_bytes() / 2**30
 
 
 def compile_s(num_layers: int) -> float:

@@ -67,6 +67,12 @@ def write(path: str, rows: Sequence[Row]) -> None:
     files.write_json(path, [dataclasses.asdict(row) | {"met": row.met} for row in rows])
 
 
+def peak_bytes(process: int | str = "self") -> int:
+    """Bytes that a process held at most. `getrusage` counts what its parent held when it started this one, too."""
+    with open(f"/proc/{process}/status", encoding="utf-8") as status:
+        return next((1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM:")), 0)  # 0: it has ended
+
+
 def environment(packages: Sequence[str]) -> list[Row]:
     """Machine, versions and commit."""
     versions = [f"python {platform.python_version()}"]

@@ -184,8 +184,8 @@ def load_params(folder: os.PathLike | str, kind: str, model: ModelConfig, shardi
         for tensor in parts[path]:
             fill = writer(place, dataclasses.replace(tensor, name="", at=()), tuple(sizes.items()))
             array, origin = read_tensor(found, stored[tensor.name]), np.array(tensor.origin(dims[path]), np.int32)
+            whole.block_until_ready()  # while one is written the next is read, and no further
             whole = fill(whole, array.astype(np.float32) if array.dtype == np.float64 else array, origin)
-            whole.block_until_ready()  # else the next tensors are read while this one waits
         node = params
         for section in sections:
             node = node.setdefault(section, {})

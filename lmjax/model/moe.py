@@ -8,8 +8,8 @@ Choices are sorted by expert, the tokens' rows are gathered in that order, and e
     capacity   the first C = ⌈factor · T k / E⌉ of each row of the batch, in buckets; a token that finds its expert full passes by on the
                residual stream. By row and in the order of tokens, so that drops depend on nothing that comes later or stands beside
 
-Each device sorts its own rows, or its own tokens of rows that `context` splits. Where experts are split over the mesh, buckets of rows go to their devices and back by
-all-to-all (Lepikhin et al., 2020, 2006.16668); a dropless bucket holds the worst case.
+Each device sorts its own rows, or its own tokens of rows that `context` splits. Where experts are split over the mesh, buckets of
+rows go to their devices and back by all-to-all (Lepikhin et al., 2020, 2006.16668); a dropless bucket holds the worst case.
 """
 
 import math

@@ -1,7 +1,8 @@
 """Rows whose tokens are split over the devices of the `context` axis.
 
 A loss is a sum over tokens, so each device computes the sum of its own, and only attention looks at the tokens of others
-(`lmjax/model/ring.py`), and a router at how many of them chose each expert. Device c of C holds chunks c and 2 C - 1 - c of the row's 2 C: with a causal mask all have the same work.
+(`lmjax/model/ring.py`), and a router at how many of them chose each expert. Device c of C holds chunks c and 2 C - 1 - c of the
+row's 2 C: with a causal mask all have the same work.
 """
 
 import jax
