@@ -58,11 +58,6 @@ class Stretch(NamedTuple):
     number: int  # of the stage
 
 
-def train_windows(source: Source, seq_len: int, seed: int, counters: Integer[np.ndarray, " B"]) -> Windows:
-    """The windows of a source's rows number `counters`, where all rows of the run have one length."""
-    return stretch_windows(source, Stretch(seq_len, seq_len, 0, None, 0), seed, counters)
-
-
 def stretch_windows(source: Source, stretch: Stretch, seed: int, counters: Integer[np.ndarray, " B"]) -> Windows:
     """The windows of a source's rows number `counters` of a stage."""
     per_epoch, unit = rows_per_epoch(source.num_tokens, stretch.unit), stretch.unit

@@ -13,13 +13,20 @@ from tiny_shards import make_shards, random_texts, stream
 from lmjax.batch import Batch
 from lmjax.data.pack import (
     Rows,
+    Stretch,
+    Windows,
     epoch_keys,
     permute,
     pieces,
     rows_per_epoch,
-    train_windows,
+    stretch_windows,
 )
 from lmjax.data.source import open_source
+
+
+def train_windows(source, seq_len, seed, counters) -> Windows:
+    """Those of a run whose rows have one length."""
+    return stretch_windows(source, Stretch(seq_len, seq_len, 0, None, 0), seed, counters)
 
 
 def keys(epoch=0):

@@ -168,7 +168,7 @@ NEGATIVE = [
     "a @ b, @decorator, C@ ",
     "@user on a network, @scope/package",
     "pip install foo@1.2.3",
-    "icon@2x.png, getty@tty1.service",
+    "icon@2x.png, getty@tty1.service, LOGO@2X.PNG",
     "y = x@w.T + a@b",
     "user@localhost",
     "@media (min-width: 600px)",
