@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import xxhash
 from global_run import finished, run_global
 
 from lmjax.config import build
@@ -51,6 +52,14 @@ def test_the_first_of_equal_documents_survives(tmp_path, small):
     for size, seed in ((3, 1), (1000, 2)):
         other = run_global(ExactDedup(), docs, tmp_path / f"{size}", size, seed)
         assert (other.ids, other.dropped, other.report) == (result.ids, result.dropped, result.report)
+
+
+def test_both_halves_of_a_hash_decide(tmp_path, monkeypatch):
+    digest = xxhash.xxh3_128_digest
+    monkeypatch.setattr(xxhash, "xxh3_128_digest", lambda data: bytes(8) + digest(data)[8:])
+    for level, kept in (("document", ["0", "1"]), ("line", ["0", "1"])):
+        stage = ExactDedup(level=level, min_length=1)
+        assert run_global(stage, documents(["a", "b", "a"]), tmp_path / level).ids == kept
 
 
 def test_the_report_counts_the_clusters(tmp_path, small):
