@@ -80,6 +80,7 @@ def test_a_page_that_is_too_large():
     counts = Counts("clean")
     assert clean(PAGE, counts, meta={"format": "html"}, max_html_characters=100) == "html_too_large"
     assert counts.samples["html_too_large"][0][3] == len(PAGE)
+    assert clean(PAGE, meta={"format": "html"}, max_html_characters=len(PAGE)) != "html_too_large"
 
 
 def test_a_lone_surrogate_in_a_page():

@@ -224,6 +224,13 @@ def test_a_document_of_which_too_little_is_left_goes(tmp_path):
     assert result.dropped == {"2": ("mostly_duplicate", {"left": 0.0})}
 
 
+def test_a_share_that_is_just_enough_and_blank_lines(tmp_path):
+    texts = ["copied", "copied\nabcdefg", "one\n\ncopied\n\ntwo"]
+    for least, kept in ((0.5, [texts[0], "abcdefg", "one\n\n\ntwo"]), (0.51, [texts[0], "one\n\n\ntwo"])):
+        stage = ExactDedup(level="line", min_length=6, min_left=least)
+        assert [d.text for d in run_global(stage, documents(texts), tmp_path / str(least)).kept] == kept
+
+
 def test_lines_of_earlier_corpora_are_cut_out(tmp_path):
     earlier = finished([Document("old", "this line is known\nand this", "web")], tmp_path / "earlier")
     stage = ExactDedup(level="line", min_length=5, earlier=(str(earlier),))
