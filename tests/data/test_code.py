@@ -117,6 +117,7 @@ def test_minified_code_is_dropped_at_the_defaults():
 @pytest.mark.parametrize(
     "path",
     [
+        "t/basic.pl",
         "tests/a.py",
         "a/__tests__/b.js",
         "test_a.py",
