@@ -27,7 +27,7 @@ from lmjax.model.initialize import Initializer
 from lmjax.model.module import Params
 from lmjax.model.norm import Norm
 from lmjax.model.router import RouterStats
-from lmjax.sharding.gather import gather, gather_tree, look_up
+from lmjax.sharding.gather import gather, gather_tree, look_up, scattered_first
 from lmjax.sharding.mesh import constrain, is_inside, is_manual, manual_rows, own_rows, platform, shards, size
 from lmjax.sharding.stages import schedule
 
@@ -200,14 +200,19 @@ def forward_routed(
     return merge(config, params)(params["layers"], tokens, positions, mask, types, key, cache, unroll, prefix)
 
 
-def output_weights(config: ModelConfig, params: Params, types: Dtypes) -> Float[Array, "D V"]:
-    """The product that makes logits, gathered: the head, or the transposed embeddings where tied."""
-    if config.tie_embeddings:
-        return gather(params["embed"]["token"], ("vocab", "embed"), types.matmul, types.summed).T
-    return gather(params["head"]["kernel"], ("embed", "vocab"), types.matmul, types.summed)
+def output_weights(
+    config: ModelConfig, params: Params, hidden: Float[Array, "B T D"], types: Dtypes
+) -> tuple[Float[Array, "B T D"], Float[Array, "D V"]]:
+    """The hidden states, and the product that makes logits of them, gathered: the head, or the transposed embeddings where tied."""
+    kernel = params["embed"]["token"] if config.tie_embeddings else params["head"]["kernel"]
+    names = ("vocab", "embed") if config.tie_embeddings else ("embed", "vocab")
+    hidden, kernel = scattered_first(hidden, kernel)
+    weights = gather(kernel, names, types.matmul, types.summed)
+    return hidden, weights.T if config.tie_embeddings else weights
 
 
 def unembed(config: ModelConfig, params: Params, hidden: Float[Array, "B T D"], types: Dtypes) -> Float[Array, "B T V"]:
     """Logits, float32."""
-    logits = dense(hidden, output_weights(config, params, types), types).astype(jnp.float32)
+    hidden, weights = output_weights(config, params, hidden, types)
+    logits = dense(hidden, weights, types).astype(jnp.float32)
     return constrain(soft_cap(logits, config.logit_softcap), "batch", None, "vocab")

@@ -10,7 +10,7 @@ fsdp (zero = 3; else 1), and C tokens in a chunk of the loss:
     look-up            table, gathered                                    a h, n > 1
     forward            what the layers keep (`activations.py`)            until the backward pass is through
                        a layer's weights, and the next one's, whole       2 a w, n > 1, else a w; what is there in its MLP
-    loss head          output weights; logits, their gradient             a h; (4 + a) C V / tensor, n > 1: 4 C V / tensor more
+    loss head          output weights; logits, their gradient, cast       a h; (4 + a) C V / tensor
                        gradient of the output weights, whole, float32     4 h, n > 1; its sum is split, and stays until the update
     backward           a layer's weights whole, and their gradients       3 a w, n > 1, else 2 a w; what is there in its MLP
                        gradients of all layers                            until the update
@@ -209,9 +209,6 @@ def buffers(config: RunConfig, where: Layout, fused: bool = True) -> list[Buffer
     if is_split:
         found += [
             Buffer(WEIGHTS, a * head, LOOK_UP, LOOK_UP),
-            Buffer(
-                LOGITS, FLOAT32_BYTES * chunk, HEAD, HEAD
-            ),  # the logits' gradient, before it is cast for two products
             Buffer(GRADIENTS, FLOAT32_BYTES * head, HEAD, HEAD),
             Buffer(GRADIENTS, outer, HEAD, UPDATE),
             Buffer(GRADIENTS, FLOAT32_BYTES * head, TABLE_GRADIENT, TABLE_GRADIENT),

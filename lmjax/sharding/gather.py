@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int
 
@@ -92,17 +93,22 @@ def _gathered(w: Array, logical: Names, axis: str, dtype: Any, summed: Any) -> A
     return _on_shards(local, logical)(w.astype(dtype))
 
 
+def _major_first(x: Array) -> Array:
+    """The same, on a TPU in memory in the order of its dims, where the compiler would choose another."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim)))) if mesh.platform() == "tpu" else x
+
+
 def _scattered(d_w: Array, logical: Names, axis: str) -> Array:
     """The sum over the devices, of which each gets its shard, float32."""
     dim, parts = _dim(logical, axis), mesh.parts_of(axis)
-    # The pieces are dims of their own, before all others: over a minor dim a TPU's compiler makes an all-reduce, and cuts it.
+    # The pieces are dims of their own, before all others in memory, too: over a minor dim a TPU's compiler makes an all-reduce and cuts it.
     pieces = tuple(jax.lax.axis_size(part) for part in parts)
 
     def local(d_w):
         d_w = d_w.reshape(*d_w.shape[:dim], *pieces, -1, *d_w.shape[dim + 1 :])
         d_w = jnp.moveaxis(d_w, range(dim, dim + len(parts)), range(len(parts)))
         for part in parts:
-            d_w = jax.lax.psum_scatter(d_w, part, scatter_dimension=0, tiled=False)
+            d_w = jax.lax.psum_scatter(_major_first(d_w), part, scatter_dimension=0, tiled=False)
         return d_w
 
     return _on_shards(local, logical)(d_w).astype(jnp.float32)
@@ -112,6 +118,26 @@ _gathered.defvjp(
     lambda w, logical, axis, dtype, summed: (_gathered(w, logical, axis, dtype, summed), None),
     lambda logical, axis, dtype, summed, _, d_w: (_scattered(d_w.astype(summed), logical, axis),),
 )
+
+
+@jax.custom_vjp
+def _scattered_first(x: Array, w: Array) -> tuple[Array, Array]:
+    return x, w
+
+
+_scattered_first.defvjp(lambda x, w: ((x, w), None), lambda _, gradients: jax.lax.optimization_barrier(gradients))
+
+
+def scattered_first(x: Array, w: Array) -> tuple[Array, Array]:
+    """Both as they are; the backward pass goes on from x when w's gradient is split: left to it, a compiler keeps it whole to the end.
+
+    Args:
+      x: activations.
+      w: a weight before `gather`, which is used after them.
+    """
+    return _scattered_first(x, w) if mesh.is_manual(FSDP) else (x, w)
+
+
 TABLE, WHOLE = ("vocab", "embed"), PartitionSpec()
 
 

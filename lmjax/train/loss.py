@@ -45,7 +45,7 @@ class HeadConfig(NamedTuple):
 
 
 def _logits(x: Float[Array, "B T D"], w: Float[Array, "D V"], types: Dtypes) -> Float[Array, "B T V"]:
-    return constrain(dense(x, w, types).astype(jnp.float32), "batch", None, "vocab")
+    return constrain(dense(x, w, types._replace(activation=jnp.dtype("float32"))), "batch", None, "vocab")
 
 
 def _chosen(logits: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
@@ -54,7 +54,19 @@ def _chosen(logits: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[
         # A gather from a split vocabulary, inside a `shard_map` over another axis, is more than XLA's partitioner can.
         ids = jnp.arange(logits.shape[-1])
         return jnp.sum(jnp.where(ids == targets[..., None], logits, 0.0), axis=-1)
+    return _taken(logits, targets)
+
+
+@jax.custom_vjp
+def _taken(logits: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """A gather whose gradient is a comparison: a scatter would write the logits' gradient out before it can be cast."""
     return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+
+
+_taken.defvjp(
+    lambda logits, targets: (_taken(logits, targets), (targets, logits.shape[-1])),
+    lambda saved, d_chosen: (jnp.where(jnp.arange(saved[1]) == saved[0][..., None], d_chosen[..., None], 0.0), None),
+)
 
 
 def _chunk_sums(logits, targets, weights, head: HeadConfig):
@@ -95,10 +107,13 @@ def head_loss(
     return total, (nll, z)
 
 
-def _d_weights(x: Float[Array, "B T D"], d_logits: Float[Array, "B T V"], types: Dtypes) -> Float[Array, "D V"]:
-    """A chunk's part in the gradient of the weights, in the dtype of its sum: another copy of D × V would not fit."""
-    x, d_logits = (a.astype(types.matmul).reshape(-1, a.shape[-1]) for a in (x, d_logits))
-    return jnp.matmul(x.T, d_logits, preferred_element_type=jnp.float32)
+def _d_product(
+    x: Float[Array, "B T D"], w: Float[Array, "D V"], d_logits: Float[Array, "B T V"], types: Dtypes
+) -> tuple[Float[Array, "B T D"], Float[Array, "D V"]]:
+    """A chunk's gradients of x, and of w in the dtype of its sum: another copy of D × V would not fit. Both products read one cast copy."""
+    flat, d_logits = (a.astype(types.matmul).reshape(-1, a.shape[-1]) for a in (x, d_logits))
+    dx = jnp.matmul(d_logits, w.astype(types.matmul).T, preferred_element_type=types.activation)
+    return dx.reshape(x.shape).astype(x.dtype), jnp.matmul(flat.T, d_logits, preferred_element_type=jnp.float32)
 
 
 def _head_forward(x, w, targets, weights, head):
@@ -107,10 +122,9 @@ def _head_forward(x, w, targets, weights, head):
 
     def body(carry, chunk):
         sums, dw = carry
-        logits, to_x = jax.vjp(lambda x: _logits(x, w, head.types), chunk[0])
-        (total, (nll, z)), d_logits = grad(logits, chunk[1], chunk[2], head)
-        dw = dw + _d_weights(chunk[0], d_logits, head.types)
-        return ((sums[0] + total, sums[1] + nll, sums[2] + z), dw), to_x(d_logits)[0]
+        (total, (nll, z)), d_logits = grad(_logits(chunk[0], w, head.types), chunk[1], chunk[2], head)
+        dx, d_chunk = _d_product(chunk[0], w, d_logits, head.types)
+        return ((sums[0] + total, sums[1] + nll, sums[2] + z), dw + d_chunk), dx
 
     start = ((jnp.zeros(()),) * 3, jnp.zeros(w.shape, jnp.float32))
     ((total, nll, z), dw), dx = jax.lax.scan(body, start, inputs)
@@ -142,9 +156,8 @@ def next_token_loss(
         model, params, batch.tokens, batch.positions, mask, types, key=key, prefix=batch.prefix
     )
     head = HeadConfig(z_loss, model.logit_softcap, chunk, types)
-    total, (nll, z) = head_loss(
-        hidden, decoder.output_weights(model, params, types), batch.targets, batch.loss_weights, head
-    )
+    hidden, weights = decoder.output_weights(model, params, hidden, types)
+    total, (nll, z) = head_loss(hidden, weights, batch.targets, batch.loss_weights, head)
     router = None if routed is None else summed(routed, jnp.sum(batch.loss_weights, axis=1))
     total = total if router is None else total + auxiliary(model.moe, router)
     return Sums(total, jnp.sum(batch.loss_weights), nll, z, router)
