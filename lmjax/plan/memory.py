@@ -11,7 +11,8 @@ fsdp (zero = 3; else 1), and C tokens in a chunk of the loss:
     forward            what the layers keep (`activations.py`)            until the backward pass is through
                        a layer's weights, and the next one's, whole       2 a w, n > 1, else a w; what is there in its MLP
     loss head          output weights; logits, their gradient, cast       a h; (4 + a) C V / tensor
-                       gradient of the output weights, whole, float32     4 h, n > 1; its sum is split, and stays until the update
+                       gradient of the output weights, whole, float32     4 h, n > 1; its sum is split, and stays until the update;
+                                                                          of a single chunk a h in the place of its logits
     backward           a layer's weights whole, and their gradients       3 a w, n > 1, else 2 a w; what is there in its MLP
                        gradients of all layers                            until the update
     table's gradient   added up in float32, whole; in products' dtype     4 h + a h, n > 1
@@ -191,6 +192,9 @@ def buffers(config: RunConfig, where: Layout, fused: bool = True) -> list[Buffer
         for alike in model.alike
     )
     chunk = chunk_tokens(config, where) * (model.vocab_size // tensor)
+    # Of several chunks the gradient is a sum beside all of them; of one it is a product, cast, in the place of logits that are done with.
+    alone = chunk_tokens(config, where) == tokens
+    head_gradient = max(a * head - FLOAT32_BYTES * chunk, 0) if alone else FLOAT32_BYTES * head
     stream = tokens * a * model.d_model
     found = [
         Buffer(KEPT, round(tick * kept), FORWARD, BACKWARD),
@@ -209,7 +213,7 @@ def buffers(config: RunConfig, where: Layout, fused: bool = True) -> list[Buffer
     if is_split:
         found += [
             Buffer(WEIGHTS, a * head, LOOK_UP, LOOK_UP),
-            Buffer(GRADIENTS, FLOAT32_BYTES * head, HEAD, HEAD),
+            Buffer(GRADIENTS, head_gradient, HEAD, HEAD),
             Buffer(GRADIENTS, outer, HEAD, UPDATE),
             Buffer(GRADIENTS, FLOAT32_BYTES * head, TABLE_GRADIENT, TABLE_GRADIENT),
             Buffer(GRADIENTS, a * head, TABLE_GRADIENT, TABLE_GRADIENT),
