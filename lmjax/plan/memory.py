@@ -28,6 +28,7 @@ import math
 
 from lmjax.axes import MESH_AXES
 from lmjax.config import need
+from lmjax.errors import UserError
 from lmjax.model.config import ModelConfig
 from lmjax.model.pattern import kinds
 from lmjax.plan import activations, heap, optimizer, params
@@ -143,10 +144,10 @@ def check_divides(model: ModelConfig, sizes: dict[str, int]) -> None:
     for path, axes in params.logical_axes(model).items():
         for name, axis, size in zip(axes, rules.spec(axes), shapes[path], strict=True):
             shards = rules.num_shards(axis, sizes)
-            need(
-                size % shards == 0,
-                f"{FIELDS.get(name, name)}={size} does not divide by config.mesh.{axis}={shards} (parameter {path})",
-            )
+            if size % shards:
+                raise UserError(
+                    f"{FIELDS.get(name, name)}={size} does not divide by config.mesh.{axis}={shards} (parameter {path})"
+                )
 
 
 # ------------------------------------------------------------------------------------------------------------------- exact

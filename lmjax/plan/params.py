@@ -6,7 +6,10 @@ its key and its value. The layers' leading L is a stack; X is that of the layers
 those with an MLP, whose hidden width is U.
 """
 
+import functools
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from lmjax.model.config import ModelConfig
 
@@ -25,7 +28,8 @@ def dim_sizes(model: ModelConfig) -> dict[str, int]:
     }  # fmt: skip
 
 
-def parameter_dims(model: ModelConfig) -> dict[str, str]:
+@functools.cache  # a search asks for a model's parameters thousands of times
+def parameter_dims(model: ModelConfig) -> Mapping[str, str]:
     """Path → dims, as "L D M F"; the decoder's tree, flattened with slashes."""
     dims = {"embed/token": "V D"}
     if model.position == "learned":
@@ -41,7 +45,7 @@ def parameter_dims(model: ModelConfig) -> dict[str, str]:
     dims |= norm_dims(model, "final_norm", "D")
     if not model.tie_embeddings:
         dims["head/kernel"] = "D V"
-    return dims
+    return MappingProxyType(dims)
 
 
 def norm_dims(model: ModelConfig, path: str, dims: str) -> dict[str, str]:
@@ -83,10 +87,12 @@ def moe_dims(model: ModelConfig) -> dict[str, str]:
     return dims
 
 
-def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+@functools.cache
+def parameter_shapes(model: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """Path → shape of each parameter array."""
     sizes = dim_sizes(model)
-    return {path: tuple(sizes[dim] for dim in dims.split()) for path, dims in parameter_dims(model).items()}
+    shapes = {path: tuple(sizes[dim] for dim in dims.split()) for path, dims in parameter_dims(model).items()}
+    return MappingProxyType(shapes)
 
 
 # What a dim of a weight is called in `lmjax.sharding.rules`. A vector (norms, biases over D) is never split.
@@ -95,14 +101,15 @@ LOGICAL = {**STACKS, "D": "embed", "K": "kv_heads", **dict.fromkeys("FRU", "mlp"
 VECTOR = "norm"
 
 
-def logical_axes(model: ModelConfig) -> dict[str, tuple[str | None, ...]]:
+@functools.cache
+def logical_axes(model: ModelConfig) -> Mapping[str, tuple[str | None, ...]]:
     """Path → logical axis of each dim, as the sharding rules know them."""
     axes = {}
     for path, dims in parameter_dims(model).items():
         letters = dims.split()
         is_vector = len([dim for dim in letters if dim not in STACKS]) == 1
         axes[path] = tuple(VECTOR if is_vector and dim not in STACKS else LOGICAL.get(dim) for dim in letters)
-    return axes
+    return MappingProxyType(axes)
 
 
 def is_layer_matrix(path: str) -> bool:

@@ -4,6 +4,8 @@ A parameter names the logical axis of each of its dims where it is made (`lmjax/
 is constrained. Logical axes that are not in the table are replicated.
 """
 
+import functools
+
 from lmjax.axes import DATA, EXPERT, FSDP, STAGE, TENSOR
 
 RULES: dict[str, str | tuple[str, ...]] = {
@@ -21,6 +23,7 @@ RULES: dict[str, str | tuple[str, ...]] = {
 Spec = tuple[str | tuple[str, ...] | None, ...]
 
 
+@functools.cache
 def spec(axes: tuple[str | None, ...], fsdp: bool = True) -> Spec:
     """Mesh axes for the logical axes of an array; `fsdp=False` leaves the weights whole over that axis."""
     mesh_axes = [RULES.get(axis) if axis is not None else None for axis in axes]
