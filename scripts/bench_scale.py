@@ -1,4 +1,5 @@
-"""Parallelism on eight virtual devices: what a layout costs beside data parallel, and whether its compiled schedule is the theory's.
+"""Parallelism on eight virtual devices: what a layout costs beside data parallel, and whether its compiled schedule is the theory's;
+and how long a plan takes.
 
     python scripts/bench_scale.py [--only GROUP …] [--quick] [--json FILE]
 
@@ -9,7 +10,9 @@ Virtual devices share the cores of this machine: no layout can be faster than an
 import argparse
 import json
 import pathlib
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +22,7 @@ from rich.console import Console
 from lmjax.sharding.stages import Schedule
 
 HERE = pathlib.Path(__file__).parent
+LLAMA = HERE.parent / "configs" / "pretrain" / "llama3_8b.py"
 COMMAND = "python scripts/bench_scale.py --only {}"
 NUM_DEVICES = 8
 PIPELINE = {
@@ -93,7 +97,21 @@ def pipeline(bench: Bench) -> list[Row]:
     return rows
 
 
-GROUPS: dict[str, Callable[[Bench], list[Row]]] = {"pipeline": pipeline}
+def plan(bench: Bench) -> list[Row]:
+    """The whole command, Python's start and the search included."""
+    words = [sys.executable, "-m", "lmjax.cli", "plan", "--config", str(LLAMA), "--devices", "64", "--hardware", "v5p"]
+
+    def sample() -> float:
+        start = time.perf_counter()
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - start
+
+    samples = bench.sampler.run({"plan": sample})["plan"]
+    seconds = samples.median if samples.kept else None
+    return [Row("lmjax plan, Llama 3 8B on 64 devices", seconds, "s", "<= 1.0", COMMAND.format("plan"))]
+
+
+GROUPS: dict[str, Callable[[Bench], list[Row]]] = {"pipeline": pipeline, "plan": plan}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
