@@ -154,6 +154,10 @@ def test_encoded_data():
     assert encoded_runs("x = {0x12, 0xaB, " + "0x00, " * 8 + "}") == [60]
     assert encoded_runs("'" + "\\u00e9" * 8 + "' '" + "\\u00e9" * 7 + "'") == [48]
     long = 'x = """\n' + (alphabet + "\n") * 17 + '"""\n'
+    key = f'key = "{alphabet * 2}"\n'
+    off = {"max_encoded": None, "max_mean_line_length": None}
+    assert reason("a.py", key, max_encoded_run=128, **off) == "keep"
+    assert reason("a.py", key, max_encoded_run=127, **off) == "encoded_data"
     assert reason("a.py", long, max_encoded=None) == "encoded_data"
     assert reason("a.py", long + BODY * 40, max_encoded_run=None) == "keep"
     assert reason("a.py", long, max_encoded_run=None) == "encoded_data"
