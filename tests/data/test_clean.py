@@ -338,6 +338,12 @@ def test_prose_stays(line):
     assert rule_of(line) is None
 
 
+def test_how_long_a_line_may_be_that_goes():
+    """160 characters where a word of the rules is rare, 60 elsewhere."""
+    for line, length in (("We use cookies on this page, ", 160), ("Subscribe to our ", 60)):
+        assert rule_of(line + "x" * (length - len(line))) and not rule_of(line + "x" * (length - len(line) + 1))
+
+
 def test_menus():
     menu = "\n".join(
         ["Home Kitchen", "Garden", "Toys & Games", "Books", "Music", "Log in", "Shoes", "Women's Fashion", "Baby"]
