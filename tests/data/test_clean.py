@@ -197,6 +197,7 @@ def test_no_text_takes_long(name):
         ("\ufeffsoft\u00adly zero\u200bwidth\u2060", "softly zerowidth", {"zero_width": 4}),
         ("\u202eevil\u202c \u2066x\u2069\u200e", "evil x", {"bidi": 5}),
         ("a\u00a0b\u2009c\u3000d", "a b c\u3000d", {"space": 2}),
+        ("if a:\n\u00a0\u00a0\u00a0 b", "if a:\n    b", {"space": 3}),  # as wide as before
         ("a\ud800b", "a\ufffdb", {"surrogate": 1}),
         ("x\U000e0041\U000e0042\ufdd0\ufffc", "x", {"tag": 2, "noncharacter": 2}),
         ("می\u200cخواهم", "می\u200cخواهم", {}),  # Persian needs it
