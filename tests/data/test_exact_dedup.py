@@ -81,6 +81,7 @@ def test_a_source_that_loses_much_is_told(tmp_path, caplog):
     result = run_global(ExactDedup(), documents(["same"] * 4), tmp_path)
     assert result.report["alarms"] == ["source 'web' loses 75% of its documents as duplicates (alarm_share is 50%)"]
     assert "loses 75%" in caplog.text
+    assert not run_global(ExactDedup(alarm_share=0.75), documents(["same"] * 4), tmp_path / "just").report["alarms"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmjax.data import sortmerge
-from lmjax.data.sortmerge import Packed, Run, merged, open_whole, ranges, write_packed, write_run
+from lmjax.data.sortmerge import Packed, Run, RunWriter, merged, open_whole, ranges, write_packed, write_run
 
 RECORD = np.dtype([("hash", "u8"), ("key", "f8"), ("place", "u8")])
 
@@ -33,7 +33,7 @@ def test_merged_runs_are_one_sort(tmp_path, monkeypatch, block, hashes):
         part["place"] += np.uint64(1000 * i)
     expected = sorted(np.concatenate(parts).tolist())
     assert [record for part in merged(runs) for record in part.tolist()] == expected
-    bounds = [0, 1, 1 << 62, 3 << 62, (1 << 64) - 1]
+    bounds = sorted({0, 1, 1 << 62, 3 << 62, (1 << 64) - 1, *(record[0] for record in expected[:: len(expected) // 3])})
     for low, high in zip(bounds, [*bounds[1:], None], strict=True):
         found = [record for part in merged(runs, low, high) for record in part.tolist()]
         assert found == [r for r in expected if r[0] >= low and (high is None or r[0] < high)]
@@ -51,6 +51,18 @@ def test_ranges_part_the_hashes():
     parts = ranges(10 * sortmerge.RANGE_RECORDS)
     assert len(parts) == 10 and parts[0][0] == 0 and parts[-1][1] is None
     assert all(high == low for (_, high), (low, _) in itertools.pairwise(parts))
+    assert len(ranges(10 * sortmerge.RANGE_RECORDS + 1)) == 11
+
+
+def test_what_is_collected_is_written_before_it_grows(tmp_path, monkeypatch):
+    monkeypatch.setattr(sortmerge, "RUN_RECORDS", 10)
+    writer, made = RunWriter(tmp_path), records(np.random.default_rng(0), 50, 7)
+    for start in range(0, 50, 4):
+        writer.add(made[start : start + 4])
+        assert writer.held < 10
+    assert writer.close() == {"records": 50, "runs": 5}
+    runs = [Run(tmp_path / f"run{number}", RECORD) for number in range(5)]
+    assert [record for part in merged(runs) for record in part.tolist()] == sorted(made.tolist())
 
 
 def test_packed_items_come_back(tmp_path):

@@ -86,6 +86,13 @@ def test_what_is_no_document(tmp_path, answer, reason):
         assert counts["tally"]["synthetic_rejected"] == {reason: 2}
 
 
+@pytest.mark.parametrize("length, reason", [(19, "too_short"), (20, None), (300, None), (301, "too_long")])
+def test_ratios_that_are_just_met(length, reason):
+    stage = Synthetic(endpoint="http://x", model="m", template="{text}", min_ratio=0.2, max_ratio=3.0)
+    source, answer = "a" * 100, "b" * length
+    assert stage.why_not(source, answer, shingled(answer), [shingled(source)]) == reason
+
+
 def test_share_extend_and_odd_texts(tmp_path):
     odd = [
         Document(str(i), text, "web") for i, text in enumerate(["", "a", "\ud800 b", "{text} {{x}}", "x" * 1_000_000])
