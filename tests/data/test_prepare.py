@@ -298,6 +298,21 @@ def test_the_law_can_fail():
         counts.close()
 
 
+def test_the_counts_of_each_verdict():
+    """Kept, changed (to a text of another size), made two, dropped, failed."""
+    long = "stone " * 10
+    texts = [long, long + "bread é", long + "cloud cloud", "short", long + "seven seven seven"]
+    counts = Counts("short")
+    documents = [Document(str(i), text, "s") for i, text in enumerate(texts)]
+    kept = list(run(Short(split=True), documents, counts))
+    assert [document.id for document in kept] == ["0", "1", "2", "2#2"]
+    told = counts.close()
+    assert [told[key] for key in ("read", "added", "kept", "failed", "changed")] == [5, 1, 4, 1, 1]
+    assert told["dropped"] == {"short": 1} and told["tally"] == {"letters": {"a": 1}}
+    assert told["bytes_read"] == sum(len(text.encode()) for text in texts)
+    assert told["bytes_kept"] == sum(len(document.text.encode()) for document in kept) < told["bytes_read"]
+
+
 def test_a_stage_that_breaks_sets_aside(caplog):
     class Breaks(Short):
         def apply(self, document, tally):

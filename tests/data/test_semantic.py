@@ -207,3 +207,8 @@ def test_decisions_are_json_lines(model, tmp_path):
     )
     lines = (tmp_path / "stage" / "decide" / "web" / "00000.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [[1, {"of": "a", "cosine": 1.0}], [2, {"of": "a", "cosine": 1.0}]]
+
+
+def test_a_cosine_that_is_the_threshold_is_no_copy():
+    survivor, _ = survive(np.array([[1, 0], [0, 1], [1, 0]], np.float16), 0.0)
+    assert survivor.tolist() == [-1, -1, 0]
