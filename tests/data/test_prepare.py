@@ -313,6 +313,14 @@ def test_the_counts_of_each_verdict():
     assert told["bytes_kept"] == sum(len(document.text.encode()) for document in kept) < told["bytes_read"]
 
 
+def test_a_document_lost_between_stages_is_seen():
+    rows = [{"stage": name, "sources": {"web": {"read": 5, "kept": kept}}} for name, kept in (("read", 5), ("once", 4))]
+    report.check_chain(rows)
+    rows[0]["sources"]["web"]["kept"] = 6
+    with pytest.raises(RuntimeError, match="once read 5 documents of web, but read kept 6"):
+        report.check_chain(rows)
+
+
 def test_a_stage_that_breaks_sets_aside(caplog):
     class Breaks(Short):
         def apply(self, document, tally):
@@ -414,6 +422,8 @@ def test_dealt_by_a_field_each_value_is_a_source(tmp_path):
     assert [document.id for document in found["web-de"]] == [str(i) for i in range(1, 50, 4)]
     assert {document.source for document in found["web-unknown"]} == {"web-unknown"}
     assert manifest.counts["documents"] == 50
+    manifest, skipped = prepare.prepare(Config(sources=sources, shard_bytes=100), tmp_path / "out")
+    assert not skipped and list(manifest.counts["sources"]) == ["web"]
 
 
 def test_dealt_by_a_field_of_long_and_of_many_values(tmp_path, monkeypatch):

@@ -12,8 +12,10 @@ from lmjax.config import build
 from lmjax.data.document import Document
 from lmjax.data.ngram_model import normalize
 from lmjax.data.quality import (
+    BUCKETS,
     PIECE_WORDS,
     Lexicon,
+    Piece,
     Quality,
     auc,
     count_syllables,
@@ -313,3 +315,12 @@ def test_time_is_linear(fitted, piece):
     stage, folder = fitted
     apply = stage.open(folder)
     assert_linear(apply, piece, 40_000)
+
+
+def test_what_is_held_out_is_not_trained_on():
+    """Texts without a word in common: what is known of them by heart says nothing of others."""
+    rng = np.random.default_rng(0)
+    good, raw = (
+        [Piece(f"{kind}{i}", 0, rng.integers(0, BUCKETS, 50).astype(np.int32)) for i in range(200)] for kind in "gr"
+    )
+    assert 0.25 < fit_classifier(good, raw, 0)[1]["held_out_auc"] < 0.75
