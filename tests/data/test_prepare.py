@@ -245,6 +245,17 @@ def test_changed_input_is_seen(tmp_path):
     assert outputs(tmp_path / "out") != before
 
 
+def test_a_changed_file_of_a_stage_redoes_it(tmp_path):
+    rows = [{"id": name, "text": name, "url": f"https://{name}.org/"} for name in "ab"]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    url = dataclasses.replace(prepare.PrepareConfig().url, lists=(str(tmp_path / "blocked"),))
+    wanted = Config(sources={"web": InputConfig((str(tmp_path / "in.jsonl"),))}, stages=("url",), url=url)
+    for blocked, kept in (("a.org", "b"), ("b.org", "a")):
+        (tmp_path / "blocked").write_text(blocked)
+        prepare.prepare(wanted, tmp_path / "out")
+        assert [document.id for document in read_written(tmp_path / "out" / "web.jsonl.zst")] == [kept]
+
+
 def test_another_field_of_the_same_files_is_another_input(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"text": "a", "body": "b", "id": "1", "key": "2"}\n')
     for fields, found in (({}, ("1", "a")), ({"text_field": "body"}, ("1", "b")), ({"id_field": "key"}, ("2", "a"))):
