@@ -1,5 +1,6 @@
 """The worker of lmjax for `bench_train.py`, `bench_model.py` and `bench_scale.py`: training steps on random tokens, and parts of them."""
 
+import dataclasses
 import functools
 import math
 import time
@@ -111,10 +112,12 @@ def compile_step(config: dict[str, Any]) -> float:
 
 
 def permutes(name: str) -> list[int]:
-    """How often each collective-permute of the compiled step runs in it."""
-    training = TRAININGS[name]
+    """How often each collective-permute of the compiled step runs in it; of the step whose loops are not written out."""
+    built = TRAININGS[name].parts
+    looped = dataclasses.replace(built.config, model=dataclasses.replace(built.config.model, scan="on"))
+    training = Training(looped, built.mesh.size)
     with meshes.use(training.parts.mesh):
-        text = training.step.lower(training.state, training.batch).compile().as_text()
+        text = training.step.lower(training.parts.abstract_state(), training.batch).compile().as_text()
     return [one.times for one in collectives(text) if one.kind == "collective-permute"]
 
 

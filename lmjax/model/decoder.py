@@ -134,8 +134,9 @@ class Decoder(nnx.Module):
 
         rows, numbers = (positions, mask.segments, row_keys), jnp.arange(config.num_layers)
         if size(STAGE) > 1 and cache is None:
-            plan = schedule(size(STAGE), config.stage_repeats, len(x) // shards("rows"), config.micro_batches)
-            x, routed = pipeline.run(lambda *part: run(*part)[::2], x, layers, numbers, rows, plan)
+            of_replica = len(x) // shards("rows") * (size(STAGE) if is_manual(STAGE) else 1)
+            plan = schedule(size(STAGE), config.stage_repeats, of_replica, config.micro_batches)
+            x, routed = pipeline.run(lambda *part: run(*part)[::2], x, layers, numbers, rows, plan, unroll)
         else:
             x, cache, routed = run(x, layers, numbers, rows, cache)
         x = x if prefix is None else x[:, prefix.shape[1] :]

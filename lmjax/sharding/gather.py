@@ -65,7 +65,7 @@ def _gathers(params: dict[str, Any]) -> bool:
 
 def gather_tree(weights: Any, logical: Any, dtype: Any, summed: Any = None) -> Any:
     """`gather` for a tree; what routes stays in its dtype, for the choice of experts is a matter of rounding, and knows all experts."""
-    if not mesh.is_manual(FSDP):
+    if not (mesh.is_manual(FSDP) or mesh.is_manual(EXPERT)):
         return weights
 
     def one(w, names):

@@ -22,7 +22,9 @@ from lmjax.sharding.context import zigzag
 def manual_axes(zero: int) -> tuple[str, ...]:
     """The axes of the ambient mesh over which a device works alone."""
     split = zero == 3 and mesh.size(FSDP) > 1 and mesh.size(STAGE) == 1
-    axes = [*mesh.ROWS, CONTEXT] if split else [CONTEXT]
+    # Where tokens are split, so are all rows: stages and experts have a `shard_map` of their own inside, and XLA (jax 0.12) aborts where
+    # an axis of the inner one comes before one of the outer.
+    axes = [*mesh.ROWS, CONTEXT] if split or mesh.size(CONTEXT) > 1 else []
     own = [part for axis in axes for part in mesh.parts_of(axis) if mesh.size(axis) > 1]
     return tuple(part for part in own if not mesh.is_manual(part))
 

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lmjax.axes import DATA, EXPERT, FSDP, FSDP_INNER, MESH_AXES
+from lmjax.axes import FSDP, FSDP_INNER, MESH_AXES
 from lmjax.config import need
 from lmjax.sharding import rules, topology
 from lmjax.sharding.config import MeshConfig
 
-ROWS = (DATA, FSDP, EXPERT)  # over which the rows of a layer are split
+ROWS = rules.RULES["batch"]  # over which rows are split
 HOST = "pinned_host"
 
 

@@ -9,7 +9,7 @@ import functools
 from lmjax.axes import DATA, EXPERT, FSDP, STAGE, TENSOR
 
 RULES: dict[str, str | tuple[str, ...]] = {
-    "batch": (DATA, FSDP, EXPERT, STAGE),  # rows, around the layers
+    "batch": (DATA, STAGE, FSDP, EXPERT),  # rows, around the layers
     "rows": (DATA, FSDP, EXPERT),  # rows of a micro-batch, inside a layer
     "layers": STAGE,  # L
     "embed": FSDP,  # D of a weight; activations keep D whole

@@ -40,8 +40,9 @@ SCHEDULES = [
 ]
 
 
+@pytest.mark.parametrize("unroll", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("plan", SCHEDULES, ids=str)
-def test_values_outputs_and_gradients_are_those_of_the_layers_in_turn(plan):
+def test_values_outputs_and_gradients_are_those_of_the_layers_in_turn(plan, unroll):
     rng = np.random.default_rng(0)
     x, weights, rows = (
         rng.normal(size=shape).astype(np.float32) for shape in ((ROWS, 3, WIDTH), (LAYERS, WIDTH, WIDTH), (ROWS,))
@@ -54,7 +55,7 @@ def test_values_outputs_and_gradients_are_those_of_the_layers_in_turn(plan):
         return jnp.sum(y[:, 0] * y[:, 1]) + jnp.sum(outs * reading), (y, outs)
 
     def ours(x, weights, rows):
-        return pipeline.run(layers_of, x, weights, jnp.arange(LAYERS), rows, plan)
+        return pipeline.run(layers_of, x, weights, jnp.arange(LAYERS), rows, plan, unroll)
 
     def plain(x, weights, rows):
         return layers_of(x, weights, jnp.arange(LAYERS), rows)
@@ -73,7 +74,14 @@ def test_dealing_permutes_each_chunk_once_and_moves_nothing_else(stages, repeats
     mesh = meshes.make_mesh(MeshConfig(data=1, stage=stages), jax.devices()[:stages])
     with meshes.use(mesh):
         place = meshes.sharding(mesh, ("layers", None))
-        compiled = jax.jit(lambda w: pipeline.deal(w, plan), in_shardings=place).lower(weights).compile()
+
+        def local(w):
+            return pipeline.deal(w, plan)[:, None]
+
+        deal = jax.shard_map(
+            local, in_specs=PartitionSpec("stage"), out_specs=PartitionSpec(None, "stage"), check_vma=False
+        )
+        compiled = jax.jit(deal, in_shardings=place).lower(weights).compile()
         dealt = compiled(jax.device_put(weights, place))
     assert dealt.sharding.spec == PartitionSpec(None, "stage")
     np.testing.assert_array_equal(dealt, weights.reshape(repeats, stages, 2, 3))
@@ -101,11 +109,11 @@ def compiled_text(config: RunConfig) -> str:
 
 @pytest.mark.parametrize("repeats, ticks", [(1, 8 + 3), pytest.param(2, 16 + 3, marks=pytest.mark.slow)])
 def test_the_compiled_step_has_the_ticks_of_the_theory_and_passes_on_by_permutes(repeats, ticks):
-    model = dataclasses.replace(MODEL, micro_batches=8, stage_repeats=repeats, scan="off")
+    model = dataclasses.replace(MODEL, micro_batches=8, stage_repeats=repeats, scan="on")
     text = compiled_text(dataclasses.replace(CONFIG, model=model, mesh=MeshConfig(data=2, stage=4)))
     found = collectives(text)
     passed = [c.arrays for c in found if c.kind == "collective-permute" and c.times == ticks]
-    rows = ("f32", (1, ROWS_OF_A_STEP // 8 // 2, SEQ_LEN, MODEL.d_model))
+    rows = ("f32", (ROWS_OF_A_STEP // 8 // 2, SEQ_LEN, MODEL.d_model))
     assert passed == 4 * [(rows,)]  # what is done and what waits, forward and backward
     others = {(c.kind, c.times) for c in found if c.kind != "collective-permute"}
     assert {times for _, times in others} == {1}, others  # gradients are summed once, and nothing is gathered
