@@ -127,6 +127,9 @@ def build_parser() -> argparse.ArgumentParser:
     rest.add_argument(
         "--grid", metavar="NAME", help="such as us or europe-west4, or kg of CO2e for a kWh (default: us)"
     )
+    rest.add_argument(
+        "--slices", type=int, metavar="N", help="of TPUs, or nodes of GPUs (default: one, or as many as the GPUs fill)"
+    )
     rest.add_argument("--preemptions-per-day", type=float, metavar="N", help="of the run (default: 1)")
     rest.add_argument("--save-s", type=float, metavar="S", help="that a checkpoint holds the run up (default: 30)")
     rest.add_argument("--restart-s", type=float, metavar="S", help="from a preemption to the next step (default: 300)")

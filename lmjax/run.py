@@ -129,7 +129,7 @@ def build_loop(
     peak = peak_flops(list(parts.mesh.devices.flat), config.train.precision, config.monitor.peak_flops)
 
     def training_flops(seq_len: int) -> float:
-        return flops_per_token(config.model, seq_len).training
+        return flops_per_token(config.model, seq_len, prefix=memory.prefix_shape(config)[0]).training
 
     return Loop(
         step=build_steps(parts),

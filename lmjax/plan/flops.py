@@ -9,6 +9,8 @@ Forward, for a token of a row of T tokens, over L layers:
     mlp        2 · M · D · F + 2 · F · D       M = 2 where gated, else 1
                2 · D · E + k times that        in layers with experts, k of E for a token; a shared MLP's as a dense one's
     head       2 · D · V, once                 tied or not; looking up an embedding multiplies nothing
+    prefix     2 · I · D · P / T               P features of width I before the text: the layers then have T + P tokens for T of text,
+                                               of which the P see one another, P (P - 1) / 2 pairs more
 
 The backward pass computes a gradient for each of the two operands of a product: training is three times the forward.
 Model FLOPs are these, whatever the program does: MFU counts them only (PaLM, arXiv 2204.02311, appendix B, but with causal
@@ -33,12 +35,13 @@ class Flops:
     mlp: float
     head: float
     recomputed: float  # forward FLOPs that the backward pass repeats, see `recomputed`
+    prefix: float = 0.0  # projecting features before text
     added: float = 0.0  # what is computed beyond the equations: `kernel_flops` of attention, `empty_places` of experts
 
     @property
     def forward(self) -> float:
         """Model FLOPs of a token's forward pass."""
-        return self.qkv + self.attention + self.out + self.mlp + self.head
+        return self.qkv + self.attention + self.out + self.mlp + self.head + self.prefix
 
     @property
     def training(self) -> float:
@@ -51,11 +54,15 @@ class Flops:
         return self.training + self.recomputed + self.added
 
 
-def flops_per_token(model: ModelConfig, seq_len: int, platform: str | None = None) -> Flops:
-    """FLOPs of one token in rows of `seq_len` tokens, averaged over the row; with a platform ("tpu"), those of its kernels."""
+def flops_per_token(model: ModelConfig, seq_len: int, platform: str | None = None, prefix: int = 0) -> Flops:
+    """FLOPs of one token of text in rows of `seq_len`, averaged over the row; with a platform ("tpu"), those of its kernels.
+
+    `prefix` features stand before the text.
+    """
+    length = seq_len + prefix
     width = model.num_heads * model.dim_head
     fused = (model.num_heads + 2 * model.kv_heads) * model.dim_head
-    keys = sum(keys_seen(seq_len, model.window(kind)) for kind in model.kinds)
+    keys = sum(keys_seen(length, model.window(kind), prefix) for kind in model.kinds)
     layer = {
         "qkv": 2 * model.d_model * fused,
         "attention": 2 * 2 * width * keys / model.num_layers,
@@ -63,9 +70,14 @@ def flops_per_token(model: ModelConfig, seq_len: int, platform: str | None = Non
         "mlp": sum(count * sum(mlp_flops(alike)) for alike, count in model.alike.items()) / model.num_layers,
     }
     parts = {name: float(model.num_layers * count) for name, count in layer.items()}
-    kernel = kernel_flops(model, seq_len) if platform == "tpu" and has_splash(model, seq_len) else 0.0
-    added = kernel + empty_places(model)
-    return Flops(**parts, head=2.0 * model.d_model * model.vocab_size, recomputed=recomputed(model, parts), added=added)
+    kernel = platform == "tpu" and has_splash(model, seq_len) and not prefix  # which the kernel does not know
+    layers = parts | {"recomputed": recomputed(model, parts)}
+    return Flops(
+        **{name: count * length / seq_len for name, count in layers.items()},
+        head=2.0 * model.d_model * model.vocab_size,
+        prefix=2.0 * (model.prefix_dim or 0) * model.d_model * prefix / seq_len,
+        added=(kernel_flops(model, seq_len) if kernel else 0.0) + empty_places(model) * length / seq_len,
+    )
 
 
 def empty_places(model: ModelConfig) -> float:
@@ -88,11 +100,12 @@ def mlp_flops(model: ModelConfig) -> tuple[int, int]:
     return dense, products * model.hidden * model.moe.top_k
 
 
-def keys_seen(seq_len: int, window: int | None) -> float:
-    """Keys that a token attends, averaged over a row of `seq_len`."""
-    if window is None or window >= seq_len:
-        return (seq_len + 1) / 2
-    return window * (1 - (window - 1) / (2 * seq_len))
+def keys_seen(seq_len: int, window: int | None, prefix: int = 0) -> float:
+    """Keys that a token attends, averaged over a row of `seq_len`, of which those of the prefix see all of it."""
+    reach = min(window or seq_len, seq_len)
+    near = min(prefix, reach)
+    later = prefix * prefix - near * (near + 1) / 2 - (prefix - near) * reach  # that the prefix sees beside
+    return reach * (1 - (reach - 1) / (2 * seq_len)) + later / seq_len
 
 
 def recomputed(model: ModelConfig, parts: dict[str, float]) -> float:

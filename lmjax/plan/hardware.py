@@ -44,6 +44,7 @@ class Accelerator:
     watts: Figure = UNKNOWN  # of the device alone, at its limit: hosts and network come on top
     usd_per_hour: Figure = UNKNOWN  # list price on demand, its share of the host in it
     devices_per_chip: int = 1
+    network_bytes_per_s: Figure = UNKNOWN  # its share of the host's links to other slices or nodes, one direction
 
     def peak_flops(self, precision: Precision) -> float:
         """FLOP/s that products at this precision could reach.
@@ -69,16 +70,19 @@ ACCELERATORS = (
         "v5e", "tpu", ("TPU v5 lite", "TPU v5e"), 197e12, 197e12, 16 * GiB, 819e9, 200e9, 2, 8,
         "docs.cloud.google.com/tpu/docs/v5e, 2026 (400 GB/s both ways)",
         UNKNOWN, Figure(1.20, GOOGLE.format("us-central1")),
+        network_bytes_per_s=Figure(25e9 / 8, "docs.cloud.google.com/tpu/docs/v5e, 2026 (6.4 Tbps for 256 chips)"),
     ),
     Accelerator(
         "v5p", "tpu", ("TPU v5", "TPU v5p"), 459e12, 459e12, 95 * GiB, 2765e9, 600e9, 3, 4,
         "docs.cloud.google.com/tpu/docs/v5p, 2026 (1200 GB/s both ways)",
         UNKNOWN, Figure(4.20, GOOGLE.format("us-central1")),
+        network_bytes_per_s=Figure(50e9 / 8, "docs.cloud.google.com/tpu/docs/v5p, 2026 (50 Gbps)"),
     ),
     Accelerator(
         "v6e", "tpu", ("TPU v6 lite", "TPU v6e"), 918e12, 918e12, 32 * GiB, 1638e9, 400e9, 2, 8,
         "docs.cloud.google.com/tpu/docs/v6e, 2026 (800 GB/s both ways)",
         UNKNOWN, Figure(2.70, GOOGLE.format("us-central1")),
+        network_bytes_per_s=Figure(100e9 / 8, "docs.cloud.google.com/tpu/docs/v6e, 2026 (25.6 Tbps for 256 chips)"),
     ),
     Accelerator(
         "tpu7x", "tpu", ("TPU7x",), 2307e12 / 2, 2307e12 / 2, 96 * GiB, 7380e9 / 2, 300e9, 3, 8,
@@ -88,11 +92,13 @@ ACCELERATORS = (
         "a100-40gb", "gpu", ("NVIDIA A100-SXM4-40GB",), 312e12, 156e12, 40 * GiB, 1555e9, 300e9, 0, 8,
         "NVIDIA A100 datasheet, 2021 (NVLink 600 GB/s both ways)",
         Figure(400.0, "NVIDIA A100 datasheet, 2021"), Figure(1.99, "SkyPilot's catalog of Lambda, one of a host, read 2026"),
+        network_bytes_per_s=Figure(25e9, "NVIDIA DGX A100 datasheet, 2021 (eight of 200 Gb/s)"),
     ),
     Accelerator(
         "a100", "gpu", ("NVIDIA A100-SXM4-80GB",), 312e12, 156e12, 80 * GiB, 2039e9, 300e9, 0, 8,
         "NVIDIA A100 datasheet, 2021 (NVLink 600 GB/s both ways)",
         Figure(400.0, "NVIDIA A100 datasheet, 2021"), Figure(2.79, LAMBDA),
+        network_bytes_per_s=Figure(25e9, "NVIDIA DGX A100 datasheet, 2021 (eight of 200 Gb/s)"),
     ),
     Accelerator(
         "h100-pcie", "gpu", ("NVIDIA H100 PCIe",), 756e12, 378e12, 80 * GiB, 2000e9, 300e9, 0, 8,
@@ -103,16 +109,19 @@ ACCELERATORS = (
         "h100", "gpu", ("NVIDIA H100 80GB HBM3",), 989.4e12, 494.7e12, 80 * GiB, 3350e9, 450e9, 0, 8,
         "NVIDIA H100 architecture white paper, 2023 (SXM5; NVLink 900 GB/s both ways)",
         Figure(700.0, "NVIDIA H100 datasheet, 2023"), Figure(3.99, LAMBDA),
+        network_bytes_per_s=Figure(50e9, "NVIDIA DGX H100 datasheet, 2024 (eight of 400 Gb/s)"),
     ),
     Accelerator(
         "h200", "gpu", ("NVIDIA H200",), 989.4e12, 494.7e12, 141 * GiB, 4800e9, 450e9, 0, 8,
         "NVIDIA H200 datasheet, 2024 (SXM; the H100's chip with more memory)",
         Figure(700.0, "NVIDIA H200 datasheet, 2024"), Figure(3.50, NEBIUS),
+        network_bytes_per_s=Figure(50e9, "NVIDIA DGX H200 datasheet, 2024 (eight of 400 Gb/s)"),
     ),
     Accelerator(
         "b200", "gpu", ("NVIDIA B200",), 2250e12, 1100e12, 180 * GiB, 8000e9, 900e9, 0, 8,
         "NVIDIA Blackwell architecture brief, 2024 (HGX at 1,000 W; NVLink 1.8 TB/s both ways)",
         Figure(1000.0, "NVIDIA Blackwell architecture brief, 2024"), Figure(6.69, LAMBDA),
+        network_bytes_per_s=Figure(50e9, "NVIDIA DGX B200 datasheet, 2024 (eight of 400 Gb/s)"),
     ),
 )  # fmt: skip
 

@@ -16,14 +16,15 @@ fsdp (zero = 3; else 1), and C tokens in a chunk of the loss:
     backward           a layer's weights whole, and their gradients       3 a w, n > 1, else 2 a w; what is there in its MLP
                        gradients of all layers                            until the update
     table's gradient   added up in float32, whole; in products' dtype     4 h + a h, n > 1
-    update             in place
+    update             in place; optimizer state that is kept on the host (mesh.offload), whole
 
 In a pipeline the layers are those of a stage, the tokens those of a tick; every tick keeps as much, also in the bubble, and rows wait
-before and after it. Where it goes round several times, a stage's weights and gradients are dealt to it whole.
-
+before and after it. Where it goes round several times, a stage's weights and gradients are dealt to it whole. Features before text
+(data.features) are tokens of the layers, but not of the head.
 """
 
 import dataclasses
+import functools
 import math
 
 from lmjax.axes import MESH_AXES
@@ -54,6 +55,7 @@ class Memory:
     activations: int  # among the temporaries, estimate: what the layers keep for the backward pass
     phase: str  # in which most is held at once
     held: dict[str, int]  # in that phase, the temporaries by part; with the gaps between them they make the heap
+    host: int = 0  # of optimizer state that its host keeps between steps (mesh.offload); not of the device
 
     @property
     def total(self) -> int:
@@ -63,7 +65,7 @@ class Memory:
     @property
     def state(self) -> int:
         """What lives between steps: parameters and optimizer state."""
-        return self.params + self.optimizer
+        return self.params + self.optimizer + self.host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,11 +170,12 @@ def tree_bytes(model: ModelConfig, where: Layout, fsdp: bool, copies: dict[str, 
 PHASES = ("look-up", "forward", "loss head", "backward", "table's gradient", "update")
 LOOK_UP, FORWARD, HEAD, BACKWARD, TABLE_GRADIENT, UPDATE = range(len(PHASES))
 KEPT, LAYER, WEIGHTS, GRADIENTS, LOGITS = "kept by layers", "in a layer", "whole weights", "gradients", "logits"
+STATE = "optimizer state"
 
 
 def buffers(config: RunConfig, where: Layout, fused: bool = True) -> list[Buffer]:
     """What a step holds beside its arguments, see the module; `fused`: on an accelerator, whose compiler fuses what it can."""
-    model, length, a = config.model, config.data.longest, product_bytes(config)
+    model, length, a = config.model, config.data.longest + prefix_shape(config)[0], product_bytes(config)
     tensor, expert, n = where.tensor, where.sizes["expert"], fsdp_shards(where)
     tokens, is_split, passes = where.tokens(length), n > 1, where.pipeline
     # Tokens of a tick, and how often a layer's are kept.
@@ -227,9 +230,25 @@ def buffers(config: RunConfig, where: Layout, fused: bool = True) -> list[Buffer
         found.append(Buffer(LAYER, 2 * stream, FORWARD, BACKWARD))
     if passes.repeats > 1:
         found.append(Buffer(WEIGHTS, 2 * FLOAT32_BYTES * layer_weights(model, where) // n, FORWARD, BACKWARD))
+    if config.mesh.offload:
+        found.append(Buffer(STATE, optimizer.state_bytes(model, where.sizes, config.optim), UPDATE, UPDATE))
     if config.train.accumulation > 1:
         found.append(Buffer(GRADIENTS, gradients, LOOK_UP, UPDATE))
     return found
+
+
+def prefix_shape(config: RunConfig) -> tuple[int, int]:
+    """(P, I) of the features that stand before each row's text; none: (0, 0). Reads the first file that the config names."""
+    paths = list(config.data.features.values())
+    return file_shape(paths[0]) if paths else (0, 0)
+
+
+@functools.cache
+def file_shape(path: str) -> tuple[int, int]:
+    """(P, I) of a file of features."""
+    from lmjax.data.features import Features  # with its readers of shards, which few plans need
+
+    return Features(path).shape
 
 
 def chunk_tokens(config: RunConfig, where: Layout) -> int:
@@ -266,14 +285,16 @@ def memory(config: RunConfig, num_devices: int, fused: bool = True) -> Memory:
         if one.first <= phase <= one.last:
             held[one.part] = held.get(one.part, 0) + one.size
     copies = 2 if config.train.accumulation > 1 else 1
+    state, features = optimizer.state_bytes(model, where.sizes, config.optim), math.prod(prefix_shape(config))
     unsent = tree_bytes(model, where, fsdp=where.zero >= 2) if config.compress.kind in ("int8", "topk") else 0
     return Memory(
         params=tree_bytes(model, where, fsdp=where.zero == 3),
-        optimizer=optimizer.state_bytes(model, where.sizes, config.optim) + unsent,
-        batch=config.train.accumulation * where.rows * config.data.longest * BATCH_BYTES,
+        optimizer=unsent + (0 if config.mesh.offload else state),
+        batch=config.train.accumulation * where.rows * (config.data.longest * BATCH_BYTES + FLOAT32_BYTES * features),
         temporaries=heap.height(found),
         gradients=copies * tree_bytes(model, where, fsdp=where.zero >= 2),
         activations=sum(one.size for one in found if one.part == KEPT),
         phase=PHASES[phase],
         held=held,
+        host=state if config.mesh.offload else 0,
     )

@@ -31,6 +31,7 @@ class Assumptions:
     preemptions_per_day: float = 1.0  # of the whole run
     save_s: float = 30.0  # that a checkpoint holds the run up
     restart_s: float = 300.0  # from a preemption until steps go on
+    slices: int | None = None  # of TPUs, or nodes of GPUs; none: one slice, or as many nodes as the GPUs fill
 
     def __post_init__(self):
         need(0 < self.mfu <= 1, f"--mfu {self.mfu} must be in (0, 1]")
@@ -52,6 +53,7 @@ class Costs:
     """What a plan says once an accelerator is named."""
 
     accelerator: hardware.Accelerator
+    slices: int  # that the devices are of
     seconds: float  # of the run at the stated MFU
     step_s: float
     rates: cost.Rates
@@ -127,8 +129,9 @@ def plan(
     if assumed.tokens is not None:
         steps = -(-assumed.tokens // tokens_per_step)
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
+    prefix = memory.prefix_shape(config)[0]
     training_flops = sum(
-        flops_per_token(config.model, length).training * tokens_per_step * steps
+        flops_per_token(config.model, length, prefix=prefix).training * tokens_per_step * steps
         for length, steps in config.data.stage_steps(config.train.steps)
     )
     where = memory.layout(config, num_devices)
@@ -139,7 +142,9 @@ def plan(
         params=params.total(config.model),
         params_active=params.active(config.model),
         params_non_embedding=params.non_embedding(config.model),
-        flops_per_token=flops_per_token(config.model, config.data.longest, accelerator and accelerator.platform),
+        flops_per_token=flops_per_token(
+            config.model, config.data.longest, accelerator and accelerator.platform, prefix=prefix
+        ),
         tokens_per_step=tokens_per_step,
         tokens=tokens_per_step * config.train.steps,
         training_flops=training_flops,
@@ -163,18 +168,20 @@ def costs(
         price = rates.usd_per_hour.value
         need(price is not None, f"--budget-usd: no price of {accelerator.name} is known; state one with --usd-per-hour")
         flops = cost.budget_flops(assumed.budget_usd, price, peak, assumed.mfu)
-        each = flops_per_token(config.model, config.data.longest).training
+        each = flops_per_token(config.model, config.data.longest, prefix=memory.prefix_shape(config)[0]).training
         budget = Budget(assumed.budget_usd, flops, flops / each, cost.optimal_parameters(flops))
     step_s = seconds / config.train.steps
-    better = searching.search(config, num_devices, accelerator)
+    slices = time.count_slices(accelerator, num_devices, assumed.slices)
+    better = searching.search(config, num_devices, accelerator, slices)
     return Costs(
         accelerator=accelerator,
+        slices=slices,
         seconds=seconds,
         step_s=step_s,
         rates=rates,
         bill=cost.cost(seconds / 3600 * num_devices, rates),
         budget=budget,
-        roofline=time.roofline(config, num_devices, accelerator),
+        roofline=time.roofline(config, num_devices, accelerator, slices),
         cadence=time.cadence(assumed.save_s, assumed.restart_s, assumed.preemptions_per_day, step_s),
         better=better,
         fewest_devices=None if better else searching.fewest_devices(config, accelerator),
@@ -208,7 +215,7 @@ def to_dict(result: Plan) -> dict[str, Any]:
     if costs is not None:
         values["hardware"] = dataclasses.asdict(costs.accelerator)
         values |= {"hbm_share": result.hbm_share, "mfu": result.assumed.mfu, "seconds": costs.seconds}
-        values |= {"step_s": costs.step_s, "rates": dataclasses.asdict(costs.rates)}
+        values |= {"slices": costs.slices, "step_s": costs.step_s, "rates": dataclasses.asdict(costs.rates)}
         values["cost"] = dataclasses.asdict(costs.bill)
         values["budget"] = None if costs.budget is None else dataclasses.asdict(costs.budget)
         values["roofline"] = roofline_dict(costs.roofline)
@@ -317,6 +324,8 @@ def memory_table(result: Plan) -> Table:
         row(f"  in the {used.phase}: {part}", size)
     made.add_section()
     row("total", used.total)
+    if used.host:
+        made.add_row("in its host's memory: optimizer", gib(used.host), "")
     return made
 
 
@@ -329,6 +338,9 @@ def time_table(result: Plan, costs: Costs) -> Table:
     made.add_row("time", duration(costs.seconds), f"{result.assumed.mfu:.0%} MFU (--mfu); a step {costs.step_s:.3g} s")
     least = f"the hardware's peaks; limited by {line.limit}"
     made.add_row("a step at the least", f"{line.step_s:.3g} s", least)
+    if costs.slices > 1:
+        rate = figure(costs.accelerator.network_bytes_per_s, "", " B/s a device", "")
+        made.add_row("between slices", f"{line.network_s:.3g} s", f"{costs.slices} (--slices), of gradients; {rate}")
     made.add_row("device-hours", f"{bill.device_hours:,.0f}", f"{result.num_devices} × {costs.accelerator.name}")
     made.add_row("cost", shown(bill.usd, "${:,.0f}"), figure(rates.usd_per_hour, "$", " an hour", "--usd-per-hour"))
     power = figure(rates.watts, "", " W", "--watts")

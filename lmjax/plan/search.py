@@ -5,19 +5,22 @@ roofline of its step (`lmjax/plan/time.py`), and fits if its estimated memory le
 """
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Iterator
 
 from lmjax.axes import MESH_AXES
 from lmjax.errors import UserError
 from lmjax.plan import memory
 from lmjax.plan.hardware import Accelerator
-from lmjax.plan.time import Roofline, roofline
+from lmjax.plan.time import Roofline, count_slices, roofline
 from lmjax.sharding.config import MeshConfig
 from lmjax.train.config import RunConfig
 
 HEADROOM = 0.1  # of HBM: the error that the estimate of memory is held to
 REMAT = ("none", "dots", "block_outputs", "full")  # keeps less and less
 MOST_TENSOR = 16  # shards of a product: beyond, its parts are too small for the hardware's units
+MOST_STAGES = 16  # of a pipeline: beyond, few runs have the micro-batches to fill it
 KEPT = 5  # candidates told
 
 
@@ -40,28 +43,31 @@ class Candidate:
         )
 
 
-def search(config: RunConfig, num_devices: int, accelerator: Accelerator) -> list[Candidate]:
+def search(config: RunConfig, num_devices: int, accelerator: Accelerator, slices: int = 1) -> list[Candidate]:
     """The candidates that fit, fastest first; with the same time that which takes less memory."""
-    found = fitting(config, num_devices, accelerator)
+    found = fitting(config, num_devices, accelerator, slices)
     return sorted(found, key=lambda one: (round(one.roofline.step_s, 4), one.memory_bytes))[:KEPT]
 
 
 def fewest_devices(config: RunConfig, accelerator: Accelerator, most: int = 1 << 14) -> int | None:
     """The fewest devices, a power of two, on which something fits; none: not even on `most`."""
-    counts = (1 << power for power in range(most.bit_length()))
-    return next((count for count in counts if any(True for _ in fitting(config, count, accelerator))), None)
+    for count in (1 << power for power in range(most.bit_length())):
+        if any(True for _ in fitting(config, count, accelerator, count_slices(accelerator, count, None))):
+            return count
+    return None
 
 
-def fitting(config: RunConfig, num_devices: int, accelerator: Accelerator) -> Iterator[Candidate]:
+def fitting(config: RunConfig, num_devices: int, accelerator: Accelerator, slices: int = 1) -> Iterator[Candidate]:
     """For each mesh and remat, the one of fewest micro-batches that fits: more of them only add communication."""
     room = accelerator.hbm_bytes * (1 - HEADROOM)
-    for mesh in meshes(config, num_devices):
+    for mesh in meshes(config, num_devices, slices):
+        counts = accumulations(config, mesh, num_devices)
         for remat in REMAT:
-            for accumulation in accumulations(config, mesh, num_devices):
+            for accumulation in counts:
                 changed = variant(config, mesh, remat, accumulation)
                 used = memory.memory(changed, num_devices).total
                 if used <= room:
-                    yield Candidate(changed, used, roofline(changed, num_devices, accelerator))
+                    yield Candidate(changed, used, roofline(changed, num_devices, accelerator, slices))
                     break
 
 
@@ -87,27 +93,43 @@ def accumulations(config: RunConfig, mesh: MeshConfig, num_devices: int) -> list
     return possible
 
 
-def meshes(config: RunConfig, num_devices: int) -> Iterator[MeshConfig]:
-    """Every data × fsdp × tensor (× expert, with experts) of the devices; what else the config splits stays split."""
+def meshes(config: RunConfig, num_devices: int, slices: int = 1) -> Iterator[MeshConfig]:
+    """Every data × stage × fsdp × tensor (× expert, with experts) that fits the slices; what else the config splits stays split."""
+    model, exact = config.model, config.compress.kind == "none"  # compressed gradients are those of whole replicas
     fixed = {
         axis: size for axis, size in zip(MESH_AXES, config.mesh.given, strict=True) if axis not in FREE and size > 1
     }
-    left = num_devices
-    for size in fixed.values():
-        if left % size:
-            return
-        left //= size
-    for tensor in divisors(left):
-        if tensor > MOST_TENSOR:
+    left, rest = divmod(num_devices, math.prod(fixed.values()))
+    if rest:
+        return
+    layers = model.num_layers // model.stage_repeats
+    counts = {
+        "tensor": [n for n in divisors(left) if n <= MOST_TENSOR],
+        "stage": [n for n in divisors(layers) if n == 1 or (exact and n <= MOST_STAGES)],
+        "expert": divisors(model.moe.num_experts) if model.moe and exact else [1],
+        "fsdp": divisors(left),
+    }
+    for chosen in itertools.product(*counts.values()):
+        data, rest = divmod(left, math.prod(chosen))
+        sizes = dict(zip(counts, chosen, strict=True)) | {"data": data}
+        if rest or (data == 1 and not exact):
             continue
-        experts = [n for n in divisors(left // tensor) if config.model.moe and config.model.moe.num_experts % n == 0]
-        for expert in experts or [1]:
-            for fsdp in divisors(left // tensor // expert):
-                sizes = {"data": left // tensor // expert // fsdp, "fsdp": fsdp, "expert": expert, "tensor": tensor}
-                yield dataclasses.replace(config.mesh, **sizes)
+        mesh = dataclasses.replace(config.mesh, **sizes)
+        if slices > 1 and not fits(mesh, num_devices, slices):
+            continue
+        yield mesh
 
 
-FREE = ("data", "fsdp", "expert", "tensor")
+def fits(mesh: MeshConfig, num_devices: int, slices: int) -> bool:
+    """Whether its axes divide over the slices."""
+    try:
+        mesh.slice_sizes(mesh.sizes(num_devices), slices)
+    except UserError:
+        return False
+    return True
+
+
+FREE = ("data", "stage", "fsdp", "expert", "tensor")
 
 
 def divisors(number: int) -> list[int]:

@@ -61,15 +61,25 @@ class MeshConfig:
         )
         return sizes
 
-    def slice_sizes(self, num_slices: int) -> tuple[int, ...]:
-        """In the order of `MESH_AXES`, into how many slices each axis is cut; a `UserError` if they do not multiply to the slices."""
+    def slice_sizes(self, sizes: tuple[int, ...], num_slices: int) -> tuple[int, ...]:
+        """In the order of `MESH_AXES`, into how many slices each axis of these sizes is cut.
+
+        Raises:
+          UserError: they do not multiply to the slices, or an axis does not divide.
+        """
         data = num_slices // self.dcn_stage if self.dcn_data == -1 else self.dcn_data
         need(
             data * self.dcn_stage == num_slices,
             f"config.mesh: dcn_data={self.dcn_data} × dcn_stage={self.dcn_stage} does not match {num_slices} slices of devices",
         )
         between = {DATA: data, STAGE: self.dcn_stage}
-        return tuple(between.get(axis, 1) for axis in MESH_AXES)
+        parts = tuple(between.get(axis, 1) for axis in MESH_AXES)
+        need(
+            all(size % count == 0 for size, count in zip(sizes, parts, strict=True)),
+            f"config.mesh: data={sizes[0]} × stage={sizes[1]} do not divide by dcn_data={parts[0]} × dcn_stage={parts[1]}: of these "
+            f"{num_slices} slices each holds as many",
+        )
+        return parts
 
 
 def check_tokens_divide(length: int, shards: int) -> None:

@@ -43,6 +43,11 @@ class Schedule:
         """Of S micro-batches."""
         return self.micro_batches // self.stages
 
+    @property
+    def slowdown(self) -> float:
+        """The time of all ticks over that of the useful ones."""
+        return self.ticks / (self.micro_batches * self.repeats)
+
     def describe(self) -> str:
         """One line for a run's log."""
         bubble = (self.stages - 1) / self.ticks

@@ -34,12 +34,7 @@ def arrange(config: MeshConfig, devices: Sequence[Any], inner: int = 1) -> np.nd
             place = MESH_AXES.index(FSDP)
             sizes = (*sizes[:place], sizes[place] // inner, inner, *sizes[place + 1 :])
         return whole_dims_first(mesh_utils.create_device_mesh, sizes, devices)
-    between = config.slice_sizes(slices)
-    need(
-        all(size % parts == 0 for size, parts in zip(sizes, between, strict=True)),
-        f"config.mesh: data={sizes[0]} × stage={sizes[1]} do not divide by dcn_data={between[0]} × dcn_stage={between[1]}: of these "
-        f"{slices} slices each holds as many",
-    )
+    between = config.slice_sizes(sizes, slices)
     inside = [size // parts for size, parts in zip(sizes, between, strict=True)]
     return whole_dims_first(mesh_utils.create_hybrid_device_mesh, inside, between, devices)
 

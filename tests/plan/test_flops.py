@@ -5,6 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from lmjax.batch import Batch
@@ -12,7 +13,7 @@ from lmjax.model import decoder
 from lmjax.model.config import ModelConfig, MoeConfig
 from lmjax.model.dense import dtypes
 from lmjax.plan import params
-from lmjax.plan.flops import flops_per_token
+from lmjax.plan.flops import flops_per_token, keys_seen
 from lmjax.train.loss import next_token_loss
 
 MODELS = {
@@ -159,3 +160,20 @@ def test_a_capacity_multiplies_rows_that_are_empty(remat, passes):
     experts = 2 * model.num_layers * 3 * 2 * model.d_model * model.hidden  # two of a token, three products each
     assert wide.training == even.training
     assert wide.hardware - even.hardware == pytest.approx(0.5 * passes * experts)
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 7])
+@pytest.mark.parametrize("prefix", [0, 3, 7])
+def test_a_prefix_sees_all_of_itself(window, prefix):
+    i, j = np.ogrid[:12, :12]
+    seen = (j <= i) & (i - j < (window or 12)) | (i < prefix) & (j < prefix)
+    assert keys_seen(12, window, prefix) == pytest.approx(seen.sum() / 12)
+
+
+def test_features_run_through_the_layers_and_not_through_the_head():
+    model = ModelConfig(vocab_size=512, num_layers=2, d_model=64, num_heads=4, d_ff=128, prefix_dim=12)
+    text, row, found = flops_per_token(model, 24), flops_per_token(model, 32), flops_per_token(model, 24, prefix=8)
+    assert found.head == text.head and found.mlp == pytest.approx(text.mlp * 32 / 24)
+    assert found.prefix == 2 * 12 * 64 * 8 / 24
+    pairs = 8 * 7 / 2  # that the causal mask hides
+    assert found.attention * 24 == pytest.approx(row.attention * 32 + 2 * 2 * 2 * 64 * pairs)

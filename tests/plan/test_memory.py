@@ -5,6 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from lmjax.batch import Batch
@@ -77,6 +78,35 @@ def test_batch_is_the_rows_of_a_device():
     config = RunConfig(train=TrainConfig(batch_size=32, accumulation=2), data=DataConfig(seq_len=100))
     rows, length = 32 // 4, 100
     assert memory.memory(config, 4).batch == rows * length * sum(4 for name in Batch._fields if name != "prefix")
+
+
+def test_state_on_the_host_is_on_a_device_for_the_update_alone():
+    config = RunConfig(model=MODEL, mesh=MeshConfig(data=1, fsdp=4))
+    there = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=4, offload=True))
+    kept, moved = memory.memory(config, 4), memory.memory(there, 4)
+    assert (moved.optimizer, moved.host) == (0, kept.optimizer) and kept.host == 0 and moved.state == kept.state
+    (update,) = (one for one in memory.buffers(there, memory.layout(there, 4)) if one.part == memory.STATE)
+    assert update == heap.Buffer(memory.STATE, kept.optimizer, memory.UPDATE, memory.UPDATE)
+    assert moved.total < kept.total <= moved.total + kept.optimizer
+
+
+def test_features_before_text_are_tokens_of_the_layers(tmp_path):
+    """8 features and 24 tokens take what 32 tokens take in the layers, what 24 take in the head, and their own bytes in the batch."""
+    np.savez(tmp_path / "seen.npz", one=np.zeros((8, 12), np.float32))
+    model = dataclasses.replace(MODEL, prefix_dim=12)
+
+    def held(length, **features):
+        data = DataConfig(seq_len=length, packing="document", features=features)
+        config = RunConfig(model=model, data=data, train=TrainConfig(batch_size=4))
+        return memory.memory(config, 1), memory.buffers(config, memory.layout(config, 1))
+
+    (with_features, ours), (text, text_buffers), (long, long_buffers) = (
+        held(24, text=str(tmp_path / "seen.npz")), held(24), held(32)
+    )  # fmt: skip
+    assert with_features.activations == long.activations > text.activations
+    for part, like in ((memory.KEPT, long_buffers), (memory.LOGITS, text_buffers)):
+        assert [one for one in ours if one.part == part] == [one for one in like if one.part == part]
+    assert with_features.batch == text.batch + 4 * 8 * 12 * 4
 
 
 def test_accumulation_halves_activations_and_doubles_gradients():

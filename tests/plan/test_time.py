@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from lmjax.data.config import DataConfig
+from lmjax.errors import UserError
 from lmjax.model.config import ModelConfig, MoeConfig
+from lmjax.optim.config import CompressConfig
 from lmjax.plan import hardware, memory, time
 from lmjax.plan.flops import flops_per_token
 from lmjax.sharding.config import MeshConfig
@@ -85,4 +87,61 @@ def test_what_limits_a_step():
     assert time.roofline(long, 8, V5P).limit == "compute"
     slow = dataclasses.replace(V5P, interconnect_bytes_per_s=1e3)
     tensor = dataclasses.replace(CONFIG, mesh=MeshConfig(data=1, tensor=4))
-    assert time.roofline(tensor, 4, slow).limit == "tensor and expert communication"
+    assert time.roofline(tensor, 4, slow).limit == "communication between products (tensor, expert, context, stage)"
+
+
+# ------------------------------------------------------------------------------------------------- pipelines and slices
+
+
+def test_a_bubble_takes_its_time_and_stages_pass_rows_on():
+    """Four stages, 8 micro-batches: 11 ticks for 8; each passes a micro-batch's rows of its replica on four times, in two bytes."""
+    mesh = MeshConfig(data=2, stage=4)
+    config = dataclasses.replace(CONFIG, mesh=mesh, model=dataclasses.replace(CONFIG.model, micro_batches=8))
+    flops = flops_per_token(CONFIG.model, 128).hardware * 32 * 128 / 8
+    assert time.roofline(config, 8, V5P).compute_s == pytest.approx(flops / 459e12 * 11 / 8)
+    assert sent(mesh, 8, micro_batches=8)["stage"] == 4 * 11 * (32 // 2 // 8) * 128 * 256 * 2
+    split = sent(MeshConfig(data=1, fsdp=2, stage=4), 8, micro_batches=8)["fsdp"]
+    whole, head = sent(MeshConfig(data=1, fsdp=2), 2)["fsdp"], 2 * 256 * 512 * 3 * 2 / 2
+    assert split - head == pytest.approx((whole - head) / 4 * 11)  # a stage's weights, at each tick
+
+
+def test_rounds_deal_weights_and_shorten_the_bubble():
+    """Layers that pass 2 rounds over 2 stages: their weights travel there and their gradients back, float32."""
+    once, twice = (sent(MeshConfig(data=1, stage=2), 2, micro_batches=4, stage_repeats=n) for n in (1, 2))
+    layer = 256 * (8 + 2 * 4) * 32 + 8 * 32 * 256 + 3 * 256 * 512
+    rows = 4 * (32 // 4) * 128 * 256 * 2
+    assert once["stage"] == 5 * rows and twice["stage"] == 9 * rows + 2 * 4 * 2 * layer / 2
+
+
+@pytest.mark.parametrize(
+    "kind, factor", [("none", 1 / 2), ("bfloat16", 2 / 4), ("int8", (1 + 4 / 256) / 4), ("topk", 0.01 * 4)]
+)
+def test_gradients_between_slices(kind, factor):
+    """Two slices of two replicas: an exact sum sends half of it from each, all of it from a slice; codes go to two others from each."""
+    inside, between = time.gradient_bytes(CompressConfig(kind=kind), 4_000_000, 4, 2)
+    assert between == pytest.approx(4_000_000 * factor)
+    assert inside == pytest.approx(4_000_000 if kind == "none" else 4_000_000 * factor / 2)
+
+
+def test_a_step_waits_for_the_network_between_slices():
+    """Sixteen devices of two slices: float32 gradients of a slice's shard cross at a share of the host's links."""
+    config = dataclasses.replace(CONFIG, mesh=MeshConfig(data=2, fsdp=8))
+    one, two = (time.roofline(config, 16, V5P, slices) for slices in (1, 2))
+    where = memory.layout(config, 16)
+    shard = memory.tree_bytes(config.model, where, fsdp=True)
+    assert one.network_s == 0.0 and two.network_s == pytest.approx(shard / V5P.network_bytes_per_s.value)
+    assert two.hidden_s == pytest.approx(one.hidden_s - shard / V5P.interconnect_bytes_per_s)
+    assert two.limit == "the network between slices" and two.step_s == two.network_s
+    stages = dataclasses.replace(CONFIG, mesh=MeshConfig(data=1, fsdp=8, stage=2, dcn_data=1, dcn_stage=2))
+    passed = sent(stages.mesh, 16)["stage"]
+    assert time.roofline(stages, 16, V5P, 2).exposed_s == pytest.approx(passed / V5P.network_bytes_per_s.value)
+
+
+def test_slices_that_do_not_fit():
+    with pytest.raises(UserError, match=r"data=1 × stage=1 do not divide by dcn_data=2"):
+        time.roofline(CONFIG, 8, V5P, 2)
+    with pytest.raises(UserError, match=r"between slices of v4 is not in the table"):
+        time.roofline(dataclasses.replace(CONFIG, mesh=MeshConfig(data=2)), 2, hardware.by_name("v4"), 2)
+    with pytest.raises(UserError, match=r"--slices 3 does not divide the 8 devices"):
+        time.count_slices(V5P, 8, 3)
+    assert time.count_slices(V5P, 512, None) == 1 and time.count_slices(hardware.by_name("h100"), 32, None) == 4

@@ -9,6 +9,7 @@ import pytest
 from lmjax.axes import MESH_AXES
 from lmjax.errors import UserError
 from lmjax.sharding.config import MeshConfig
+from lmjax.sharding.mesh import make_mesh, sizes
 from lmjax.sharding.topology import arrange, slow_links
 
 
@@ -81,6 +82,15 @@ def test_slices_that_do_not_fit(config, slices, message):
         arrange(config, tpus(slices, (2, 2, 2)))
     with pytest.raises(UserError, match="dcn_stage must be positive"):
         MeshConfig(dcn_stage=0)
+
+
+@pytest.mark.parametrize("axes", itertools.combinations(MESH_AXES, 2), ids="-".join)
+def test_axes_that_are_no_whole_dims_of_the_torus_share_them(axes):
+    """8 × 8 over 4 × 4 × 4: one of them has a dim and half of another."""
+    devices = tpus(1)
+    mesh = make_mesh(MeshConfig(**{"data": 1} | dict.fromkeys(axes, 8)), devices)
+    assert sizes(mesh) == dict.fromkeys(MESH_AXES, 1) | dict.fromkeys(axes, 8)
+    assert sorted(device.id for device in mesh.devices.flat) == list(range(64))
 
 
 def test_a_mesh_that_the_hardware_makes_slow_is_told_in_a_line():
