@@ -184,7 +184,6 @@ class ModelConfig:
         need(not (self.attention_bias and self.qkv_bias), "config.model: attention_bias holds what qkv_bias would add")
         need(self.norm == "layernorm" or not self.norm_bias, "config.model.norm_bias needs norm='layernorm'")
         if self.mup is not None:
-            need(self.moe is None, "config.model.mup has no rule for the router of config.model.moe")
             need(self.prefix_dim is None, "config.model.mup has no rule for config.model.prefix_dim")
             need(
                 not self.scale_embeddings,

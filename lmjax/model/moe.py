@@ -53,7 +53,7 @@ class Moe(nnx.Module):
         self.config = config
         moe, width, hidden, halves = config.moe, config.d_model, config.hidden, 2 if config.gated else 1
         experts = moe.num_experts
-        self.router = nnx.Param(init((width, experts), fan_in=width), axes=("embed", "experts"))
+        self.router = nnx.Param(init((width, experts), fan_in=width, output=True), axes=("embed", "experts"))
         self.expert_up = nnx.Param(
             init((experts, width, halves, hidden), fan_in=width), axes=("experts", "embed", None, "mlp")
         )
@@ -65,7 +65,7 @@ class Moe(nnx.Module):
         if moe.shared_d_ff:
             self.shared = Mlp(config, init, moe.shared_d_ff)
         if moe.shared_gate:
-            self.shared_gate = nnx.Param(init((width,), fan_in=width), axes=("norm",))
+            self.shared_gate = nnx.Param(init((width,), fan_in=width, output=True), axes=("norm",))
 
     def __call__(
         self, x: Float[Array, "B T D"], segments: Int[Array, "B T"] | None, types: Dtypes, dropless: bool
@@ -74,7 +74,7 @@ class Moe(nnx.Module):
         `dropless` overrules a capacity."""
         moe = self.config.moe
         weights = Weights(
-            router=self.router[...],
+            router=self.router[...] / self.config.width_ratio,
             bias=self.router_bias[...] if moe.bias_rate else None,
             up=self.expert_up[...].astype(types.matmul),
             down=self.expert_down[...].astype(types.matmul),
@@ -89,7 +89,8 @@ class Moe(nnx.Module):
             return out, stats
         shared = self.shared(x, types)
         if moe.shared_gate:
-            shared = shared * jax.nn.sigmoid(x @ self.shared_gate[...].astype(x.dtype))[..., None]
+            gate = self.shared_gate[...] / self.config.width_ratio
+            shared = shared * jax.nn.sigmoid(x @ gate.astype(x.dtype))[..., None]
         return out + shared, stats
 
 

@@ -6,6 +6,7 @@ With m = d_model / base_width, ℓ = num_layers / base_layers and h = head_dim /
     | embeddings, norms    | as the base's | η           | as the base's |                 |
     | matrices of layers   | std / √m      | η / m       | as the base's |                 |
     | head, tied or not    | as the base's | η           | as the base's | logits / m      |
+    | router of experts    | as the base's | η           | as the base's | its logits / m  |
     | attention's scores   |               |             |               | / √h            |
     | output of branches   | √(2 L) of the base |        |               | / ℓ             |
 
@@ -23,6 +24,8 @@ from typing import Any
 from lmjax.model.config import ModelConfig
 from lmjax.model.decoder import Params
 
+LAST = ("out", "out_bias", "down", "down_bias", "expert_down")  # weights and biases of the products that end a branch
+
 
 def folded(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     """A model without `mup` that gives the same logits, for readers that know no factors."""
@@ -37,12 +40,18 @@ def folded(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     else:
         for name in {"qkv", "qkv_bias"} & attention.keys():  # […, K, G + 2, H]: query heads first
             attention[name] = attention[name].at[..., :heads, :].multiply(queries)
-    for branch, names in (("attention", ("out", "out_bias")), ("mlp", ("down", "down_bias"))):
-        # The last thing of a branch: its norm, where it has one there.
-        last, parts = (
-            (layers[branch], names) if config.block == "pre" else (layers[f"{branch}_post_norm"], ("scale", "bias"))
-        )
-        multiply(last, parts, config.branch_scale)
+    # The last things of a branch: its norm, where it has one there.
+    if config.block == "pre":
+        lasts = [attention, *(layers[name] for name in ("mlp", "moe") if name in layers)]
+    else:
+        lasts = [layers["attention_post_norm"], layers["mlp_post_norm"]]
+    for last in lasts:
+        multiply(last, LAST if config.block == "pre" else ("scale", "bias"), config.branch_scale)
+    if "moe" in layers:
+        multiply(layers["moe"], ("router", "shared_gate"), 1.0 / config.width_ratio)
+        if "shared" in layers["moe"] and config.block == "pre":
+            layers["moe"]["shared"] = dict(layers["moe"]["shared"])
+            multiply(layers["moe"]["shared"], LAST, config.branch_scale)
     final = dict(params["final_norm"])
     multiply(final, ("scale", "bias"), 1.0 / config.width_ratio)
     return dataclasses.replace(config, mup=None), {**params, "layers": layers, "final_norm": final}

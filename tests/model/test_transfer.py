@@ -68,6 +68,18 @@ def test_steps_move_logits_as_far_at_eight_times_the_width(name, rate):
     assert moved(wider(8, mup=False), optim) / narrow > 2.5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [1, 2])
+def test_steps_move_logits_and_choices_as_far_with_experts(every):
+    """Their products are matrices like others, the router makes logits: of its own."""
+    optim = OptimConfig(learning_rate=0.01, weight_decay=0.1)
+    experts = {"moe": MoeConfig(num_experts=4, shared_d_ff=32, shared_gate=True, every=every)}
+    narrow = moved(wider(1, mup=False, **experts), optim)
+    experts = {"moe": dataclasses.replace(experts["moe"], shared_d_ff=8 * 32)}
+    assert 0.6 < moved(wider(8, mup=True, **experts), optim) / narrow < 1.7
+    assert moved(wider(8, mup=False, **experts), optim) / narrow > 2.5
+
+
 def test_depth_is_a_finer_step_and_not_a_longer_way():
     """Equal layers, each over their number, are Euler's method: twice as many change little."""
     one = dataclasses.replace(BASE, num_layers=1, scan="on", init_std=0.1)
@@ -114,6 +126,8 @@ VARIANTS = {
     "tied": {"tie_embeddings": True},
     "grouped, biases, score_dim": {"num_kv_heads": 1, "attention_bias": True, "score_dim": 5},
     "qk-norm, after": {"qk_norm": True, "block": "post"},
+    "experts": {"moe": MoeConfig(num_experts=4, shared_d_ff=64, shared_gate=True, every=2), "tie_embeddings": True},
+    "experts, after": {"moe": MoeConfig(num_experts=4, shared_d_ff=64), "block": "post"},
     "gpt2": {"norm": "layernorm", "norm_bias": True, "mlp_bias": True, "activation": "gelu", "position": "learned"},
 }
 
@@ -139,7 +153,7 @@ def test_factors_are_of_the_model_and_named_where_they_differ():
     assert heads.scores_over == 16 * 16 / 4 and math.isclose(heads.branch_scale, 1.0)
 
 
-@pytest.mark.parametrize("fields", [{"moe": MoeConfig()}, {"prefix_dim": 4}, {"scale_embeddings": True}])
+@pytest.mark.parametrize("fields", [{"prefix_dim": 4}, {"scale_embeddings": True}])
 def test_what_has_no_rule_is_refused_by_name(fields):
     with pytest.raises(UserError, match=next(iter(fields))):
         dataclasses.replace(BASE, mup=MUP, **fields)
