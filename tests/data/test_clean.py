@@ -270,6 +270,7 @@ def test_what_ftfy_is_shown_is_all_that_it_finds_bad():
 
 
 def test_white_space():
+    assert tidy("a\n\n\n\nb") == tidy("a\n\n\nb") == "a\n\n\nb"
     assert tidy("\n\n  a  \n\t \n\n\n\n    b\t\n\n\nc   d\n ") == "  a\n\n\n    b\n\n\nc   d"
     assert clean("\n    indented\n\tcode()\n").text == "    indented\n\tcode()"
 

@@ -326,6 +326,10 @@ def test_the_counts_of_each_verdict():
 
 def test_a_document_lost_between_stages_is_seen():
     rows = [{"stage": name, "sources": {"web": {"read": 5, "kept": kept}}} for name, kept in (("read", 5), ("once", 4))]
+    counts = {"read": 3, "added": 1, "kept": 2, "dropped": {"short": 1}, "failed": 1}
+    report.law("once", counts)
+    with pytest.raises(RuntimeError, match="the counts of stage once do not add up"):
+        report.law("once", counts | {"failed": 0})
     report.check_chain(rows)
     rows[0]["sources"]["web"]["kept"] = 6
     with pytest.raises(RuntimeError, match="once read 5 documents of web, but read kept 6"):
