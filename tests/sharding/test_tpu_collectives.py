@@ -1,0 +1,66 @@
+"""Golden communication of the step as it is compiled for a TPU: one collective or one byte more, and a test fails."""
+
+import collections
+import dataclasses
+import math
+
+import pytest
+
+from lmjax.data.config import DataConfig
+from lmjax.model.config import ModelConfig
+from lmjax.plan import compile as compiling
+from lmjax.plan import hlo
+from lmjax.sharding.config import MeshConfig
+from lmjax.train.config import RunConfig, TrainConfig
+
+B, T, D, F, V, HEADS, KEYS, H = 16, 256, 512, 1024, 3072, 4, 4, 128
+MODEL = ModelConfig(
+    vocab_size=V, num_layers=3, d_model=D, num_heads=HEADS, num_kv_heads=KEYS, head_dim=H, d_ff=F, tie_embeddings=False,
+    attention="reference",
+)  # fmt: skip
+CONFIG = RunConfig(
+    model=MODEL, data=DataConfig(seq_len=T), train=TrainConfig(batch_size=B, precision="bfloat16", loss_chunk=B * T)
+)
+WEIGHTS = (D * (HEADS + 2 * KEYS) * H, HEADS * H * D, D * 2 * F, F * D)  # of a layer
+SMALL = 2**15  # numbers; norms, statistics and counts are smaller, weights and activations larger
+
+pytestmark = pytest.mark.slow
+
+
+def large(monkeypatch, topology, accumulation=1, **sizes):
+    """(kind, axes, numbers of the whole) → how often in a step; all of them bfloat16."""
+    seen = []
+
+    def keep(text, mesh, row):
+        seen.append((hlo.collectives(text), dict(mesh.shape)))
+        return ()
+
+    monkeypatch.setattr(compiling, "traffic", keep)
+    train = dataclasses.replace(CONFIG.train, accumulation=accumulation, batch_size=B * accumulation)
+    config = dataclasses.replace(CONFIG, train=train, mesh=MeshConfig(**{"data": 1} | sizes))
+    compiling.compile_step(config, topology)
+    ((ones, axes),) = seen
+    found = collections.Counter()
+    for one in ones:
+        for dtype, shape in one.arrays:
+            whole = math.prod(shape) * (one.group_size if one.kind == "reduce-scatter" else 1)
+            if whole > SMALL:
+                assert dtype == "bf16", one
+                found[one.kind, one.axes(axes), whole] += one.times
+    return found
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_fsdp_gathers_each_weight_forward_and_backward_and_scatters_each_gradient(monkeypatch, accumulation):
+    """Over one dim of the torus, then over the other; the table and the head once each. Every micro-batch does so, and no more."""
+    wanted = collections.Counter()
+    for weight, layers, uses in [(w, MODEL.num_layers, 2) for w in WEIGHTS] + [(V * D, 1, 1)] * 2:
+        for axis, whole in (("fsdp", weight), ("fsdp_inner", weight // 2)):
+            wanted["all-gather", (axis,), whole] += uses * layers * accumulation
+            wanted["reduce-scatter", (axis,), whole] += layers * accumulation
+    assert large(monkeypatch, "v5e:2x2", accumulation, fsdp=4) == wanted
+
+
+def test_tensor_sums_two_activations_a_layer_forward_and_backward(monkeypatch):
+    """And one of the rows looked up, one of the head's gradient."""
+    assert large(monkeypatch, "v5e:2x2", tensor=4) == {("all-reduce", ("tensor",), B * T * D): 4 * MODEL.num_layers + 2}
