@@ -1,6 +1,7 @@
 """What a decoder is: chosen by fields, never by a model's name."""
 
 import dataclasses
+import functools
 import itertools
 from typing import Any, Literal
 
@@ -254,12 +255,12 @@ class ModelConfig:
         """The kinds of one period of layers."""
         return self.layer_pattern or (("global",) if self.sliding_window is None else ("local",))
 
-    @property
+    @functools.cached_property
     def kinds(self) -> tuple[str, ...]:
         """The kind of each layer."""
         return tuple(itertools.islice(itertools.cycle(self.pattern), self.num_layers))
 
-    @property
+    @functools.cached_property
     def expert_layers(self) -> tuple[bool, ...]:
         """Whether each layer has experts."""
         return tuple(self.moe is not None and self.moe.has_experts(layer) for layer in range(self.num_layers))
@@ -272,7 +273,7 @@ class ModelConfig:
             return dataclasses.replace(self, moe=None, d_ff=self.dense_hidden)
         return dataclasses.replace(self, moe=dataclasses.replace(self.moe, every=1, dense_layers=()))
 
-    @property
+    @functools.cached_property
     def alike(self) -> dict["ModelConfig", int]:
         """Models all of whose layers are alike → how many of this one's layers are such."""
         return {

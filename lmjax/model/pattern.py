@@ -25,6 +25,7 @@ class Segment(NamedTuple):
     repeats: int
 
 
+@functools.lru_cache(maxsize=64)
 def kinds(config: ModelConfig) -> tuple[Kind, ...]:
     """Of each layer."""
     return tuple(map(Kind, config.kinds, config.expert_layers))

@@ -19,6 +19,7 @@ attend to fewer keys than a whole row; the convention counts the row.
 """
 
 import dataclasses
+import functools
 
 from lmjax.model.config import ModelConfig
 
@@ -54,6 +55,7 @@ class Flops:
         return self.training + self.recomputed + self.added
 
 
+@functools.cache  # of the few models that a search has, on hundreds of meshes
 def flops_per_token(model: ModelConfig, seq_len: int, platform: str | None = None, prefix: int = 0) -> Flops:
     """FLOPs of one token of text in rows of `seq_len`, averaged over the row; with a platform ("tpu"), those of its kernels.
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from lmjax.axes import MESH_AXES
 from lmjax.errors import UserError
+from lmjax.model.config import ModelConfig
 from lmjax.plan import memory
 from lmjax.plan.hardware import Accelerator
 from lmjax.plan.time import Roofline, count_slices, roofline
@@ -60,25 +61,22 @@ def fewest_devices(config: RunConfig, accelerator: Accelerator, most: int = 1 <<
 def fitting(config: RunConfig, num_devices: int, accelerator: Accelerator, slices: int = 1) -> Iterator[Candidate]:
     """For each mesh and remat, the one of fewest micro-batches that fits: more of them only add communication."""
     room = accelerator.hbm_bytes * (1 - HEADROOM)
+    models = [dataclasses.replace(config.model, remat=remat) for remat in REMAT]
     for mesh in meshes(config, num_devices, slices):
         counts = accumulations(config, mesh, num_devices)
-        for remat in REMAT:
+        for model in models:
             for accumulation in counts:
-                changed = variant(config, mesh, remat, accumulation)
+                changed = variant(config, mesh, model, accumulation)
                 used = memory.memory(changed, num_devices).total
                 if used <= room:
                     yield Candidate(changed, used, roofline(changed, num_devices, accelerator, slices))
                     break
 
 
-def variant(config: RunConfig, mesh: MeshConfig, remat: str, accumulation: int) -> RunConfig:
+def variant(config: RunConfig, mesh: MeshConfig, model: ModelConfig, accumulation: int) -> RunConfig:
     """The config with these three changed."""
-    return dataclasses.replace(
-        config,
-        mesh=mesh,
-        model=dataclasses.replace(config.model, remat=remat),
-        train=dataclasses.replace(config.train, accumulation=accumulation),
-    )
+    train = dataclasses.replace(config.train, accumulation=accumulation)
+    return dataclasses.replace(config, mesh=mesh, model=model, train=train)
 
 
 def accumulations(config: RunConfig, mesh: MeshConfig, num_devices: int) -> list[int]:
@@ -86,7 +84,7 @@ def accumulations(config: RunConfig, mesh: MeshConfig, num_devices: int) -> list
     possible = []
     for count in divisors(config.train.batch_size):
         try:
-            memory.layout(variant(config, mesh, config.model.remat, count), num_devices)
+            memory.layout(variant(config, mesh, config.model, count), num_devices)
         except UserError:
             break
         possible.append(count)
