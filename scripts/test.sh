@@ -20,9 +20,9 @@ ruff format --check .
 start=$SECONDS
 if [ "${#arguments[@]}" -eq 0 ] && [ "${#selection[@]}" -eq 0 ]; then
   # The fast ones first, with their own time: a change is answered in minutes.
-  pytest -n 2 --dist worksteal -m "not slow"
+  pytest -n 2 --dist worksteal -m "not slow" --durations=15
   echo "fast tests: $((SECONDS - start)) s"
-  pytest -n 2 --dist worksteal -m slow
+  pytest -n 2 --dist worksteal -m slow --durations=15
   echo "all tests: $((SECONDS - start)) s"
 else
   pytest -n 2 --dist worksteal "${selection[@]}" "${arguments[@]}"
