@@ -261,5 +261,7 @@ class Attention(nnx.Module):
         rule = Rule(self.config.attention_softcap, mask.window, mask.prefix)
         attend = choose(self.config, x.shape[1], cache is not None, q.dtype, rule)
         mixed = attend(q, k.astype(q.dtype), v.astype(q.dtype), mask, self.config.attention_softcap)
+        if self.config.split_tokens:  # around the layer's products, and not of the scores
+            mixed = constrain(mixed, "rows", None, "kv_heads", None, None)
         out = dense(mixed, self.out[...], types, in_dims=3)
         return (out + self.out_bias[...].astype(out.dtype) if self.config.attention_bias else out), cache

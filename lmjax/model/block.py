@@ -30,6 +30,16 @@ def normed(norm: Norm | None, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]
     return x if norm is None else norm(x)
 
 
+def between(x: Float[Array, "B T D"], split: bool) -> Float[Array, "B T D"]:
+    """Outside the products: with its tokens split over `tensor`, which makes of the sum of a product's parts a reduce-scatter."""
+    return constrain(x, "rows", "between", None) if split else x
+
+
+def whole(x: Float[Array, "B T D"], split: bool) -> Float[Array, "B T D"]:
+    """As a product's input, gathered."""
+    return constrain(x, "rows", None, None) if split else x
+
+
 class Block(nnx.Module):
     """Attention and MLP around the residual stream."""
 
@@ -60,15 +70,19 @@ class Block(nnx.Module):
 
         `keys`, of the rows, turn dropout on, `cache` is read and returned written.
         """
-        branch, cache = self.attention(normed(self.attention_norm, x), positions, mask, types, cache, kind)
-        branch = normed(self.attention_post_norm, checkpoint_name(branch, BRANCH))
+        split = self.config.split_tokens and cache is None
+        x = between(x, split)
+        branch, cache = self.attention(
+            whole(normed(self.attention_norm, x), split), positions, mask, types, cache, kind
+        )
+        branch = normed(self.attention_post_norm, checkpoint_name(between(branch, split), BRANCH))
         branch = scaled(branch, self.config.branch_scale)
         x = x + dropout(branch, self.config.dropout, fold_in(keys, 0))
-        branch, routed = self.feed_forward(normed(self.mlp_norm, x), mask, types, cache is not None)
-        branch = normed(self.mlp_post_norm, checkpoint_name(branch, BRANCH))
+        branch, routed = self.feed_forward(whole(normed(self.mlp_norm, x), split), mask, types, cache is not None)
+        branch = normed(self.mlp_post_norm, checkpoint_name(between(branch, split), BRANCH))
         branch = scaled(branch, self.config.branch_scale)
         x = x + dropout(branch, self.config.dropout, fold_in(keys, 1))
-        return constrain(x, "rows", None, None), cache, routed
+        return constrain(x, "rows", "between" if split else None, None), cache, routed
 
     def feed_forward(
         self, x: Float[Array, "B T D"], mask: Mask, types: Dtypes, cached: bool

@@ -137,6 +137,9 @@ class ModelConfig:
     micro_batches: int | None = free(None)
     # of a step's rows (of one accumulation) in the pipeline of config.mesh.stage; none: as many as divide, up to 4 a stage
     stage_repeats: int = free(1)  # rounds of the pipeline, each over fewer layers: a smaller bubble, more traffic
+    split_tokens: bool = free(False)
+    # between the products tokens are split over config.mesh.tensor, and so are norms, residual sums and what layers keep of them (sequence
+    # parallelism: Korthikanti et al., 2022, arXiv 2205.05198): a gather and a reduce-scatter in place of each all-reduce
     remat: Literal["none", "dots", "full", "block_outputs"] = free("none")
     # recompute in the backward pass: nothing; all but matmul outputs; all but each layer's input; all but the named branch outputs
 
@@ -168,6 +171,10 @@ class ModelConfig:
         need(
             self.prefix_dim is None or self.prefix_dim >= 1,
             f"config.model.prefix_dim={self.prefix_dim} must be positive",
+        )
+        need(
+            not self.split_tokens or self.prefix_dim is None,
+            "config.model.split_tokens splits rows, before whose text config.model.prefix_dim puts features",
         )
         need(self.moe is None or not self.mlp_bias, "config.model.mlp_bias: experts have no biases")
         need(

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from lmjax.axes import FSDP, STAGE
 from lmjax.model import module, pipeline, rope, stack
 from lmjax.model.attention import Mask
-from lmjax.model.block import scaled
+from lmjax.model.block import scaled, whole
 from lmjax.model.blockwise import soft_cap
 from lmjax.model.cache import NOWHERE, Cache
 from lmjax.model.config import ModelConfig
@@ -139,6 +139,7 @@ class Decoder(nnx.Module):
             x, routed = pipeline.run(lambda *part: run(*part)[::2], x, layers, numbers, rows, plan, unroll)
         else:
             x, cache, routed = run(x, layers, numbers, rows, cache)
+        x = whole(x, config.split_tokens and cache is None)
         x = x if prefix is None else x[:, prefix.shape[1] :]
         return scaled(self.final_norm(x), 1.0 / config.width_ratio), cache, routed
 

@@ -10,6 +10,8 @@ With a bytes for an activation (2 in half precision, as on TPU and GPU, else 4),
     block_outputs   2 a D                              layer input, attention branch
     full            a D                                layer input
 
+With config.model.split_tokens each D is D/t, but for the inputs of qkv and up that "none" keeps.
+
 Experts keep rows · (3 a D + w F/t) in place of w F/t under "none", and nothing under "dots": rows gathered, run through, and brought
 back. There are k rows for a token; factor · k with a capacity; with dropless experts on x = config.mesh.expert devices, the worst
 case x · min(k, E/x). A shared MLP comes on top.
@@ -37,14 +39,15 @@ def kept_for_backward(model: ModelConfig, seq_len: int, a: int, tensor: int, rem
     width, queries = model.d_model, model.num_heads * model.dim_head / tensor
     keys = model.kv_heads * model.dim_head / tensor
     hidden = (model.hidden if model.moe is None else model.moe.shared_d_ff) / tensor
+    between = width / tensor if model.split_tokens else width
     if remat == "full":
-        return float(a * width)
+        return float(a * between)
     if remat == "block_outputs":
-        return float((2 if model.block == "pre" else 3) * a * width)  # a norm after the MLP needs its output
+        return float((2 if model.block == "pre" else 3) * a * between)  # a norm after the MLP needs its output
     if remat == "dots":
-        return 2 * a * width + a * (queries + 2 * keys) + (2 if model.gated else 1) * a * hidden
+        return 2 * a * between + a * (queries + 2 * keys) + (2 if model.gated else 1) * a * hidden
     norms = (
-        (32 if model.block == "sandwich" else 16) * width
+        (32 if model.block == "sandwich" else 16) * between
         + 2 * a * width
         + (8 * (queries + keys) if model.qk_norm else 0)
     )

@@ -104,6 +104,11 @@ def layout(config: RunConfig, num_devices: int) -> Layout:
         )
     for length in (config.data.seq_len, *config.data.seq_lens):
         check_tokens_divide(length, sizes["context"])
+        need(
+            not config.model.split_tokens or length // sizes["context"] % sizes["tensor"] == 0,
+            f"config.model.split_tokens: {length} tokens do not divide by config.mesh.context × tensor = "
+            f"{sizes['context'] * sizes['tensor']}",
+        )
     check_experts(config.model, sizes)
     check_divides(config.model, sizes)
     plans = [pipeline(config.model, sizes, micro) for micro in micros]

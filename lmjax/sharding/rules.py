@@ -11,6 +11,7 @@ from lmjax.axes import DATA, EXPERT, FSDP, STAGE, TENSOR
 RULES: dict[str, str | tuple[str, ...]] = {
     "batch": (DATA, STAGE, FSDP, EXPERT),  # rows, around the layers
     "rows": (DATA, FSDP, EXPERT),  # rows of a micro-batch, inside a layer
+    "between": TENSOR,  # T of activations between the products, with config.model.split_tokens
     "layers": STAGE,  # L
     "embed": FSDP,  # D of a weight; activations keep D whole
     "kv_heads": TENSOR,  # K: a shard holds whole groups of query heads with their key and value

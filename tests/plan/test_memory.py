@@ -154,6 +154,13 @@ def test_blockwise_where_the_model_chooses_it(kind, length):
             4,
             r"seq_len=100 does not divide by 2 × config\.mesh\.context=4",
         ),
+        (
+            RunConfig(
+                model=ModelConfig(split_tokens=True), mesh=MeshConfig(data=1, tensor=2), data=DataConfig(seq_len=101)
+            ),
+            2,
+            "split_tokens: 101 tokens do not divide by config.mesh.context × tensor = 2",
+        ),
         (RunConfig(mesh=MeshConfig(data=2, expert=4)), 8, "expert=4 splits experts: config.model.moe has none"),
         (
             RunConfig(model=ModelConfig(moe=MoeConfig(num_experts=6)), mesh=MeshConfig(data=2, expert=4)),

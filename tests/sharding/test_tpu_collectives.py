@@ -27,8 +27,8 @@ SMALL = 2**15  # numbers; norms, statistics and counts are smaller, weights and 
 pytestmark = pytest.mark.slow
 
 
-def large(monkeypatch, topology, accumulation=1, **sizes):
-    """(kind, axes, numbers of the whole) → how often in a step; all of them bfloat16."""
+def large(monkeypatch, topology, accumulation=1, split_tokens=False, **sizes):
+    """(kind, axes, numbers of the whole) → how often in a step; with its dtype where that is not bfloat16."""
     seen = []
 
     def keep(text, mesh, row):
@@ -37,7 +37,8 @@ def large(monkeypatch, topology, accumulation=1, **sizes):
 
     monkeypatch.setattr(compiling, "traffic", keep)
     train = dataclasses.replace(CONFIG.train, accumulation=accumulation, batch_size=B * accumulation)
-    config = dataclasses.replace(CONFIG, train=train, mesh=MeshConfig(**{"data": 1} | sizes))
+    model = dataclasses.replace(MODEL, split_tokens=split_tokens)
+    config = dataclasses.replace(CONFIG, model=model, train=train, mesh=MeshConfig(**{"data": 1} | sizes))
     compiling.compile_step(config, topology)
     ((ones, axes),) = seen
     found = collections.Counter()
@@ -45,8 +46,7 @@ def large(monkeypatch, topology, accumulation=1, **sizes):
         for dtype, shape in one.arrays:
             whole = math.prod(shape) * (one.group_size if one.kind == "reduce-scatter" else 1)
             if whole > SMALL:
-                assert dtype == "bf16", one
-                found[one.kind, one.axes(axes), whole] += one.times
+                found[(one.kind, one.axes(axes), whole, *([] if dtype == "bf16" else [dtype]))] += one.times
     return found
 
 
@@ -64,3 +64,15 @@ def test_fsdp_gathers_each_weight_forward_and_backward_and_scatters_each_gradien
 def test_tensor_sums_two_activations_a_layer_forward_and_backward(monkeypatch):
     """And one of the rows looked up, one of the head's gradient."""
     assert large(monkeypatch, "v5e:2x2", tensor=4) == {("all-reduce", ("tensor",), B * T * D): 4 * MODEL.num_layers + 2}
+
+
+def test_tokens_split_between_products_are_gathered_before_and_scattered_after(monkeypatch):
+    """In place of each of those sums a layer's gather and reduce-scatter. Beside the layers: rows looked up are scattered, before they are
+    cast; the last layer's are gathered, in the backward pass the first one's gradient; the head's is a sum."""
+    layers, whole = 4 * MODEL.num_layers, B * T * D
+    assert large(monkeypatch, "v5e:2x2", split_tokens=True, tensor=4) == {
+        ("reduce-scatter", ("tensor",), whole): layers,
+        ("all-gather", ("tensor",), whole): layers + 2,
+        ("reduce-scatter", ("tensor",), whole, "f32"): 1,
+        ("all-reduce", ("tensor",), whole): 1,
+    }

@@ -71,6 +71,21 @@ def test_every_mesh_trains_the_same(sizes):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"data": 2, "fsdp": 2, "tensor": 2},
+        {"context": 2, "expert": 2, "tensor": 2},
+        {"stage": 2, "fsdp": 2, "tensor": 2},
+    ],
+    ids=name,
+)
+def test_tokens_split_between_products_train_the_same(sizes):
+    experts = int("expert" in sizes)
+    agree(trained(MeshConfig(**({"data": 1} | sizes)), experts, split_tokens=True), on_one_device(experts))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("experts", [0, 1])
 def test_rounds_of_a_pipeline_train_the_same(experts):
     """Two rounds over chunks of one layer; without experts also a pattern of two kinds in each chunk."""
