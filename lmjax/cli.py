@@ -7,12 +7,14 @@ import argparse
 import contextlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 
 from lmjax import __version__, verbs
 from lmjax.errors import RunError, UserError
 
+GRACE_S = 5.0  # that the coordinator leaves others to come to the same mistake: once it is gone they abort, whatever they had to tell
 HUGE_PAGES = "glibc.malloc.hugetlb=1"  # of GLIBC_TUNABLES, read when a process starts
 
 
@@ -225,6 +227,8 @@ def leave(code: int, message: str) -> int:
     jax = sys.modules.get("jax")
     if jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1:
         sys.stdout.flush()
+        if jax.process_index() == 0:
+            time.sleep(GRACE_S)
         os._exit(code)
     return code
 
