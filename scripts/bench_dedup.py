@@ -44,12 +44,12 @@ WORKER = "BENCH_DEDUP_WORKER"
 # --------------------------------------------------------------------------------------------------------------- documents
 
 
-def real_lines(limit: int) -> list[str]:
-    """Different lines of six to forty words, whose letters are ASCII: what an English page is made of."""
-    from real_documents import real_documents
+def real_lines(limit: int, quick: bool) -> list[str]:
+    """Different lines of six to forty words, whose letters are ASCII: what an English page is made of; `quick`: of installed packages."""
+    from real_documents import package_documents, real_documents
 
     lines: dict[str, None] = {}
-    for document in real_documents():
+    for document in package_documents() if quick else real_documents():
         for line in document.text.splitlines():
             if 6 <= line.count(" ") < 40 and (line.isascii() or all(c.isascii() or not c.isalpha() for c in line)):
                 lines[" ".join(line.split())] = None
@@ -199,7 +199,7 @@ def found(pairs: Sequence[Sequence[str]], planted: dict[str, float]) -> tuple[fl
 
 def measure(folder: Path, count: int, quick: bool, patience_s: float) -> tuple[list[Row], Sampler]:
     """All figures."""
-    lines = real_lines(LINES // 10 if quick else LINES)
+    lines = real_lines(LINES // 10 if quick else LINES, quick)
     planted = write_corpus(folder / "all", count, lines)
     write_corpus(folder / "tenth", max(1, count // 10), lines)
     sides = {
