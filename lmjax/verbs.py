@@ -200,12 +200,12 @@ def plan(args: argparse.Namespace) -> None:
     """Parameters, FLOPs, memory, time and cost of a config, without running it; for a slice, as the compiler has them."""
     import dataclasses
 
-    from lmjax.plan import hardware, report
+    from lmjax.plan import estimate, hardware
     from lmjax.train.config import RunConfig
 
     config = configs.load(RunConfig, args.config, args.overrides)
-    stated = {field.name: getattr(args, field.name) for field in dataclasses.fields(report.Assumptions)}
-    assumed = report.Assumptions(**{name: value for name, value in stated.items() if value is not None})
+    stated = {field.name: getattr(args, field.name) for field in dataclasses.fields(estimate.Assumptions)}
+    assumed = estimate.Assumptions(**{name: value for name, value in stated.items() if value is not None})
     devices, name, compiled = args.devices, args.hardware, None
     if args.topology is not None:
         configs.need(
@@ -218,22 +218,21 @@ def plan(args: argparse.Namespace) -> None:
         with working(f"compiling for {args.topology}"):
             compiled = compile_step(config, args.topology)
         devices = compiled.num_devices
-    estimate = report.plan(config, devices, name, assumed)
-    show_plan(estimate, compiled, args.json)
+    show_plan(estimate.plan(config, devices, name, assumed), compiled, args.json)
 
 
-def show_plan(estimate, compiled, as_json: bool) -> None:
+def show_plan(planned, compiled, as_json: bool) -> None:
     """Prints a plan, and what the compiler says of it."""
     from lmjax.plan import compiled as compiling
     from lmjax.plan import report
 
     if as_json:
         more = {} if compiled is None else {"compiled": compiling.to_dict(compiled)}
-        print(json.dumps(report.to_dict(estimate) | more))
+        print(json.dumps(report.to_dict(planned) | more))
         return
-    report.show(estimate)
+    report.show(planned)
     if compiled is not None:
-        compiling.show(compiled, estimate.memory.total, estimate.device_flops)
+        compiling.show(compiled, planned.memory.total, planned.device_flops)
 
 
 def scaling(args: argparse.Namespace) -> None:

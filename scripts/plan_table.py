@@ -22,7 +22,7 @@ from rich.console import Console
 
 from lmjax import config as configs
 from lmjax import files
-from lmjax.plan import report
+from lmjax.plan import estimate
 from lmjax.train.config import RunConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -82,13 +82,13 @@ def compiled(pair: Pair, folder: pathlib.Path) -> dict[str, Any]:
     return kept["compiled"]
 
 
-def planned(pair: Pair, num_devices: int) -> report.Plan:
+def planned(pair: Pair, num_devices: int) -> estimate.Plan:
     """The plan of a pair."""
     config = configs.load(RunConfig, str(ROOT / "configs" / "pretrain" / f"{pair.config}.py"), pair.overrides)
-    return report.plan(config, num_devices, pair.topology.partition(":")[0])
+    return estimate.plan(config, num_devices, pair.topology.partition(":")[0])
 
 
-def rows_of(pair: Pair, plan: report.Plan, there: dict[str, Any]) -> list[Row]:
+def rows_of(pair: Pair, plan: estimate.Plan, there: dict[str, Any]) -> list[Row]:
     """How far the plan is off, in percent."""
     pairs = {
         "memory": (plan.memory.total, there["needed_bytes"], 10),
@@ -101,7 +101,7 @@ def rows_of(pair: Pair, plan: report.Plan, there: dict[str, Any]) -> list[Row]:
     ]
 
 
-def markdown(entries: list[tuple[Pair, report.Plan, dict[str, Any]]]) -> str:
+def markdown(entries: list[tuple[Pair, estimate.Plan, dict[str, Any]]]) -> str:
     """The table of the README."""
     head = "| run | GiB a device, planned | compiled | of HBM | TFLOPs a device, planned | compiled | command |"
     lines = [head, "|---|---|---|---|---|---|---|"]

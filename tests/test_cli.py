@@ -38,10 +38,6 @@ def config(tmp_path_factory):
     return str(path)
 
 
-# programs here run a few times: compiling them is what a test waits for
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-
-
 def train_words(line, config, workdir, *more):
     return ["train", "--config", config, "--workdir", str(workdir), *(f"--config.{o}" for o in line.overrides()), *more]
 
@@ -49,7 +45,7 @@ def train_words(line, config, workdir, *more):
 def start(words, code="", devices=1, **environment):
     """`lmjax` in a process of its own; `code` runs in it first."""
     program = f"import sys; {code}\nfrom lmjax.cli import main\nif __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
-    flags = f"--xla_force_host_platform_device_count={devices} {QUICK}"
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={devices}")
     environment = os.environ | {"XLA_FLAGS": flags} | environment
     return subprocess.Popen(
         [sys.executable, "-c", program, *words],

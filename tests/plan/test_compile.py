@@ -12,7 +12,7 @@ from lmjax.data.config import DataConfig
 from lmjax.errors import UserError
 from lmjax.model.config import ModelConfig
 from lmjax.plan import compile as compiling
-from lmjax.plan import compiled, hardware, report
+from lmjax.plan import compiled, estimate, hardware
 from lmjax.sharding.config import MeshConfig
 from lmjax.train.config import RunConfig, TrainConfig
 
@@ -79,7 +79,7 @@ def test_a_group_has_the_links_of_the_dims_that_it_spans(groups, dims):
 def test_a_small_step_compiled():
     """FLOPs within 3 %, the axes of its collectives, and a page; two slices, of which one is too small."""
     result = compiling.compile_step(SMALL, "v5e:2x2")
-    planned = report.plan(SMALL, 4, "v5e")
+    planned = estimate.plan(SMALL, 4, "v5e")
     assert result.fits and result.num_devices == 4 and result.mesh["fsdp"] == 4
     assert result.flops == pytest.approx(planned.device_flops, rel=0.03)
     assert result.argument_bytes == pytest.approx(planned.memory.state + planned.memory.batch, rel=0.01)

@@ -7,7 +7,7 @@ import pytest
 from test_compile import SMALL
 
 from lmjax.plan import compile as compiling
-from lmjax.plan import gpu_target, hardware, report
+from lmjax.plan import estimate, gpu_target, hardware
 from lmjax.sharding.config import MeshConfig
 
 HAS_PLUGIN = importlib.util.find_spec("jax_plugins") and importlib.util.find_spec("jax_plugins.xla_cuda13")
@@ -40,7 +40,7 @@ def test_a_step_for_eight_gpus():
     assert {axis for row in result.traffic for axis in row.axes} == {"fsdp"}
     weights = kinds["reduce-scatter"].sent_bytes
     assert kinds["all-reduce"].sent_bytes < 0.5 * weights  # norms and sums, no matrix
-    planned = report.plan(config, 8, "h200").memory
+    planned = estimate.plan(config, 8, "h200").memory
     assert result.argument_bytes == pytest.approx(planned.state + planned.batch, rel=0.05)
 
 

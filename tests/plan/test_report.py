@@ -15,7 +15,8 @@ from lmjax.data.config import DataConfig
 from lmjax.errors import UserError
 from lmjax.model.config import ModelConfig, MoeConfig
 from lmjax.plan import hardware, memory, params
-from lmjax.plan.report import Assumptions, duration, gib, plan, render, show, si, to_dict
+from lmjax.plan.estimate import Assumptions, plan
+from lmjax.plan.report import duration, gib, render, show, si, to_dict
 from lmjax.sharding.config import MeshConfig
 from lmjax.train.config import RunConfig, TrainConfig
 
