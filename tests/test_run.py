@@ -174,7 +174,10 @@ def test_what_is_read_of_each_source_is_told(line, tmp_path, capsys):
     assert [line.split()[0] for line in lines] == ["lists", "prose"] and ", 0.2" in lines[0]
 
 
-@pytest.mark.parametrize("sizes", [{"mesh__data": 4, "mesh__stage": 2}, {"mesh__data": 2, "mesh__context": 4}])
+@pytest.mark.parametrize(
+    "sizes",
+    [pytest.param({"mesh__data": 4, "mesh__stage": 2}, marks=pytest.mark.slow), {"mesh__data": 2, "mesh__context": 4}],
+)
 def test_goes_on_upon_another_mesh(line, tmp_path, straight, sizes):
     run.train(make_config(line, train__stop_at=12), tmp_path / "run")
     run.train(make_config(line, mesh__fsdp=1, mesh__tensor=1, **sizes), tmp_path / "run")

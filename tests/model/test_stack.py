@@ -1,6 +1,7 @@
 """Layers with and without experts in one decoder: what each does, that it is drawn as ever, and what is compiled."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -53,10 +54,14 @@ def test_layers_run_one_after_another(name):
     params = decoder.init(config, jax.random.key(0))
     (_, (hidden, routed)), _ = grown(config, params, TOKENS)
     x, loads = params["embed"]["token"][TOKENS], []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(kind, weights, x):
+        return stack.block(config, kind, weights)(x, POSITIONS, Mask(), FLOAT32)
+
     for number in range(config.num_layers):
         kind, weights = of_layer(config, params["layers"], number)
-        run = jax.jit(lambda weights, x, kind=kind: stack.block(config, kind, weights)(x, POSITIONS, Mask(), FLOAT32))
-        x, _, stats = run(weights, x)
+        x, _, stats = run(kind, weights, x)
         assert (stats is not None) == kind.experts
         loads += [] if stats is None else [stats.load]
     np.testing.assert_allclose(hidden, decoder.merge(config, params).final_norm(x), atol=2e-5)

@@ -23,7 +23,7 @@ MODEL = ModelConfig(
     vocab_size=64, num_layers=3, d_model=32, num_heads=4, num_kv_heads=2, tie_embeddings=False, attention_bias=True
 )
 RATES = {"adamw": 0.05, "lion": 0.02, "adafactor": 0.05, "muon": 0.02, "soap": 0.01, "adamw_8bit": 0.05}
-STEPS = 60
+STEPS = 30
 
 
 def optim(name, **fields):
@@ -99,8 +99,8 @@ def test_a_mesh_changes_nothing_and_a_resume_not_a_bit(name, tmp_path):
     )
     jax.tree.map(np.testing.assert_array_equal, resumed, straight)
     expected = train(name, 1, 7)[1]
-    np.testing.assert_allclose((losses + more)[:4], expected[:4], rtol=1e-5)
-    # SOAP's second refresh (step 4) orders eigenvalues that are almost equal: rounding decides, and other bases follow.
+    np.testing.assert_allclose(losses, expected[:3], rtol=1e-5)
+    # SOAP's refreshes order eigenvalues that are almost equal: rounding decides, and other bases follow.
     np.testing.assert_allclose(more, expected[3:], rtol=1e-3 if name == "soap" else 1e-5)
 
 

@@ -72,11 +72,12 @@ def exact():
 @pytest.mark.parametrize(
     "kind, band",
     [
-        pytest.param("bfloat16", 0.01, marks=pytest.mark.slow),
+        ("bfloat16", 0.01),
         ("int8", 0.02),
-        pytest.param("topk", 0.05, marks=pytest.mark.slow),
+        ("topk", 0.05),
     ],
 )
+@pytest.mark.slow
 def test_losses_stay_beside_the_exact_ones_and_a_resume_changes_no_bit(kind, band, exact, tmp_path):
     built = build(KINDS[kind])
     state, losses = run(built, STEPS)

@@ -191,7 +191,7 @@ def one_device():
     return losses_on(MeshConfig(1, 1, 1))
 
 
-@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("window", [None, pytest.param(5, marks=pytest.mark.slow)])
 def test_gradients_of_split_rows_are_those_of_whole_ones(window):
     config = changed(CONFIG, "model", sliding_window=window, qk_norm=True, attention_softcap=9.0, attention_block=2)
     whole, sums = Run(config).gradients(batch(), 1)
