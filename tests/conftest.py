@@ -12,9 +12,10 @@ from jaxtyping import install_import_hook
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs here are small and run a few times: compiling them is what a test waits for.
 FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-    # Older emitters halve that time; newer versions have none but those that users run.
-    FLAGS += " --xla_cpu_use_fusion_emitters=false"
+FLAGS += {  # by version; unknown to another, and an unknown flag ends the process
+    "0.10": " --xla_cpu_use_fusion_emitters=false",  # older emitters: a third of the time
+    "0.12": " --xla_cpu_opt_preset=FAST_COMPILE",
+}.get(".".join(importlib.metadata.version("jaxlib").split(".")[:2]), "")
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 # XLA:CPU blocks a thread for each collective that a virtual device waits in: with fewer threads than those it can hang.
 os.environ.setdefault("NPROC", "64")
