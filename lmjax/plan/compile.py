@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 
+from lmjax import xla_flags
 from lmjax.axes import MESH_AXES
 from lmjax.batch import Batch
 from lmjax.errors import UserError
@@ -53,6 +54,8 @@ def devices_of(topology: str) -> list[Any]:
         raise UserError("--topology compiles by libtpu, which is not here: pip install 'lmjax[topology]'")
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    variable = xla_flags.VARIABLES["tpu"]  # what the scripts that launch a run pass on
+    os.environ[variable] = xla_flags.flags("tpu", os.environ.get(variable, ""))
     options = {"chip_config_name": "megacore"} if row.name in MEGACORE else {}
     try:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)

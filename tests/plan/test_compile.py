@@ -2,12 +2,16 @@
 
 import importlib.util
 import json
+import os
+import types
 
 import jax
 import numpy as np
 import pytest
+from jax.experimental import topologies
 from rich.console import Console
 
+from lmjax import xla_flags
 from lmjax.data.config import DataConfig
 from lmjax.errors import UserError
 from lmjax.model.config import ModelConfig
@@ -49,6 +53,15 @@ def test_without_the_compiler_one_line_says_what_to_install(monkeypatch):
         compiling.devices_of("v5e:2x2")
     with pytest.raises(UserError, match=r"pip install 'lmjax\[cuda\]'"):
         compiling.devices_of("h200:8")
+
+
+def test_the_compiler_gets_the_flags_of_a_launch(monkeypatch):
+    given = "--xla_enable_async_all_gather=false"
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", given)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(topologies, "get_topology_desc", lambda **options: types.SimpleNamespace(devices=["chip"]))
+    assert compiling.devices_of("v5e:2x2") == compiling.devices_of("v5e:2x2") == ["chip"]
+    assert os.environ["LIBTPU_INIT_ARGS"] == xla_flags.flags("tpu", given)
 
 
 @pytest.mark.parametrize(

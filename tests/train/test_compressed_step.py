@@ -99,6 +99,16 @@ def test_losses_stay_beside_the_exact_ones_and_a_resume_changes_no_bit(kind, ban
 
 
 @pytest.mark.slow
+def test_one_number_of_a_hundred_learns_later_and_catches_up():
+    mesh, steps = MeshConfig(data=2, fsdp=4), 600
+    exact, sparse = (
+        run(build(kind, mesh), steps)[1] for kind in (CompressConfig(), CompressConfig("topk", share=0.01))
+    )
+    behind = [np.mean(sparse[begin : begin + 100]) - np.mean(exact[begin : begin + 100]) for begin in (0, 200, 500)]
+    assert behind[0] > 1.0 and behind[1] < 0.6 * behind[0] and behind[2] < 0.2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh", [MeshConfig(data=8), MeshConfig(data=2, context=4), MeshConfig(data=4, fsdp=2, zero=1)]
 )
