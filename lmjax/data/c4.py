@@ -76,10 +76,11 @@ class C4(MapStage):
         lines = [line.strip() for line in text.splitlines()]
         if least:
             full = list(filter(None, lines))
-            removed += collections.Counter(blank=len(lines) - len(full))
+            if len(full) < len(lines):
+                removed["blank"] += len(lines) - len(full)
             lines = full
         for line in lines:
-            words = line.split(None, least)  # no more than are wanted: the rest stays in one
+            given = line  # citations are among the words
             if len(line) > longest and max(map(len, line.split())) > longest:
                 removed["long_word"] += 1
                 continue
@@ -89,7 +90,7 @@ class C4(MapStage):
             if self.terminal_punctuation and (not line.endswith(LINE_ENDS) or line.endswith("...")):
                 removed["no_terminal_punctuation"] += 1
                 continue
-            if len(words) < least:
+            if least and len(given.split(None, least - 1)) < least:  # no more than are wanted: the rest stays in one
                 removed["too_few_words"] += 1
                 continue
             small = line.lower() if seek else ""
