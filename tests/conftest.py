@@ -10,19 +10,27 @@ import pytest
 from jaxtyping import install_import_hook
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Programs here are small and run a few times: compiling them is what a test waits for.
-FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-FLAGS += {  # by version; unknown to another, and an unknown flag ends the process
-    "0.10": " --xla_cpu_use_fusion_emitters=false",  # older emitters: a third of the time
-    "0.12": " --xla_cpu_opt_preset=FAST_COMPILE",
-}.get(".".join(importlib.metadata.version("jaxlib").split(".")[:2]), "")
-os.environ.setdefault("XLA_FLAGS", FLAGS)
 # XLA:CPU blocks a thread for each collective that a virtual device waits in: with fewer threads than those it can hang.
 os.environ.setdefault("NPROC", "64")
 
 os.environ.setdefault(
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
 )  # it asks a service that the buckets' emulator lacks
+
+# Programs here are small and run a few times: compiling them is what a test waits for.
+FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+QUICK = {  # by version of jaxlib
+    "0.10": " --xla_cpu_use_fusion_emitters=false",  # older emitters: a third of the time
+    "0.12": " --xla_cpu_opt_preset=FAST_COMPILE",
+}.get(".".join(importlib.metadata.version("jaxlib").split(".")[:2]), "")
+if os.environ.setdefault("XLA_FLAGS", FLAGS) == FLAGS:
+    os.environ["XLA_FLAGS"] = os.environ["LMJAX_TESTS_XLA_FLAGS"] = (
+        FLAGS + QUICK
+    )  # the latter for processes of their own
+    import jax
+
+    jax.devices()  # reads them; libtpu does when it is loaded, and ends the process at one that it does not know
+    os.environ["XLA_FLAGS"] = FLAGS
 
 install_import_hook("lmjax", "beartype.beartype")
 

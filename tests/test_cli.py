@@ -45,7 +45,9 @@ def train_words(line, config, workdir, *more):
 def start(words, code="", devices=1, **environment):
     """`lmjax` in a process of its own; `code` runs in it first."""
     program = f"import sys; {code}\nfrom lmjax.cli import main\nif __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
-    flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={devices}")
+    flags = os.environ.get("LMJAX_TESTS_XLA_FLAGS", os.environ["XLA_FLAGS"]).replace(
+        "device_count=8", f"device_count={devices}"
+    )
     environment = os.environ | {"XLA_FLAGS": flags} | environment
     return subprocess.Popen(
         [sys.executable, "-c", program, *words],

@@ -27,7 +27,7 @@ def gcloud(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{pathlib.Path(__file__).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("LMJAX_POLL_S", "0.1")
     monkeypatch.setenv("LMJAX_GRACE_S", "3")
-    flags = os.environ.get("XLA_FLAGS", "").replace("device_count=8", "device_count=1")
+    flags = os.environ.get("LMJAX_TESTS_XLA_FLAGS", os.environ["XLA_FLAGS"]).replace("device_count=8", "device_count=1")
     monkeypatch.setenv("XLA_FLAGS", flags)
     yield folder
     for path in folder.glob("*/state.json"):
