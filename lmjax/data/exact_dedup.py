@@ -1,7 +1,7 @@
 """Removes exact repeats: whole documents, or the paragraphs or lines of documents, by 128-bit hashes (xxh3).
 
 Of equal documents one survives. A paragraph or line that stands in the corpus before is cut out of its document, and a document
-of which too little is left goes.
+of which too little is left goes; with it go pieces that stood in it first and were cut out of others.
 """
 
 import dataclasses
