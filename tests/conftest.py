@@ -24,9 +24,8 @@ QUICK = {  # by version of jaxlib
     "0.12": " --xla_cpu_opt_preset=FAST_COMPILE",
 }.get(".".join(importlib.metadata.version("jaxlib").split(".")[:2]), "")
 if os.environ.setdefault("XLA_FLAGS", FLAGS) == FLAGS:
-    os.environ["XLA_FLAGS"] = os.environ["LMJAX_TESTS_XLA_FLAGS"] = (
-        FLAGS + QUICK
-    )  # the latter for processes of their own
+    os.environ["XLA_FLAGS"] = FLAGS + QUICK
+    os.environ["LMJAX_TESTS_XLA_FLAGS"] = FLAGS + QUICK  # for processes of their own
     import jax
 
     jax.devices()  # reads them; libtpu does when it is loaded, and ends the process at one that it does not know

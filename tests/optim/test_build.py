@@ -101,8 +101,8 @@ def test_a_mesh_changes_nothing_and_a_resume_not_a_bit(name, tmp_path):
     )
     jax.tree.map(np.testing.assert_array_equal, resumed, straight)
     expected = train(name, 1, 7)[1]
-    np.testing.assert_allclose(losses, expected[:3], rtol=1e-5)
-    # SOAP's refreshes order eigenvalues that are almost equal: rounding decides, and other bases follow.
+    np.testing.assert_allclose((losses + more)[:4], expected[:4], rtol=3e-5 if name == "soap" else 1e-5)
+    # SOAP's second refresh (step 4) orders eigenvalues that are almost equal: rounding decides, and other bases follow.
     np.testing.assert_allclose(more, expected[3:], rtol=1e-3 if name == "soap" else 1e-5)
 
 
