@@ -7,6 +7,7 @@ its count is frozen.
 """
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -20,6 +21,7 @@ PATIENCE = 6  # compiling, an evaluation's first batch and a checkpoint may take
 SLOW = ("compiling", "evaluating", "saving")
 TICK_S = 1.0  # of the thread, at most
 LATE = 5  # ticks that a busy machine may be late; what is more, the process was stopped for
+GRACE = 5  # ticks from a process's last words to its end: once it is gone the collectives of the others fail, and they say less
 
 
 @runtime_checkable
@@ -71,11 +73,11 @@ class Watchdog:
           hang_after_s: none: it watches nothing.
           peers: the other processes.
           last_good: the step of the last checkpoint, for the message.
-          end: what is done in the end; none: the message to stderr, and exit code 1 at once.
+          end: what is done in the end; none: the message to stderr, and exit code 1 once the others could say theirs.
         """
         self.hang_after_s, self.peers, self.last_good = hang_after_s, peers or Alone(), last_good
-        self.end = end or leave
         self.tick_s = TICK_S if hang_after_s is None else min(TICK_S, hang_after_s / 10)
+        self.end = end or functools.partial(leave, after_s=GRACE * self.tick_s if self.peers.count > 1 else 0)
         self.passed, self.step, self.place = 0, 0, "starting"
         self.idle_s = 0.0  # since the last place, as far as this process itself was running
         self.seen: dict[int, Seen] = {}
@@ -173,10 +175,11 @@ class Watchdog:
         self.ended.set()
 
 
-def leave(message: str) -> None:
-    """The message, and the end: whatever hangs would hang an orderly one too."""
+def leave(message: str, after_s: float) -> None:
+    """The message, and some seconds later the end: whatever hangs would hang an orderly one too."""
     try:
         print(f"lmjax train: {message}", file=sys.stderr, flush=True)
         sys.stdout.flush()
+        time.sleep(after_s)
     finally:  # whoever would have read it may be gone
         os._exit(1)
