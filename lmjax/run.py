@@ -236,6 +236,5 @@ def describe_data(config: RunConfig, reader: loader.StepReader) -> list[str]:
     data, total = config.data, config.train.steps * config.train.batch_size * config.data.seq_len
     notes = reader.prepare(full=data.verify == "full")
     if len(reader.sources) > 1 or data.max_epochs or data.max_tokens:
-        tokens = {source.name: source.num_tokens for source in reader.sources}
-        notes += budget_lines(budget(tokens, data, total, config.train.steps))
+        notes += budget_lines(budget(sizes(reader.sources, data), data, total, config.train.steps))
     return notes

@@ -95,7 +95,8 @@ class DataConfig:
     temperature: float | None = None  # where nothing has weights: share ∝ tokens^(1/temperature); none: 1, as they are;
     # 3.3 lifts rare languages (alpha = 0.3: Conneau et al. 2020, arXiv 1911.02116; Xue et al. 2021, arXiv 2010.11934)
     max_epochs: dict[str, float] = dataclasses.field(default_factory=dict)
-    # source → how often its tokens may be read over the run; "*": each that is not named. The rest goes to the others
+    # source → how often its tokens may be read over the run (packing=document: its documents, a row of seq_len tokens each);
+    # "*": each that is not named. The rest goes to the others
     max_tokens: dict[str, int] = dataclasses.field(default_factory=dict)  # source → tokens to read of it over the run
     stages: tuple[StageConfig, ...] = ()  # weights (instead of `weights`) and row lengths that change by step
     train_split: str = "train"

@@ -48,7 +48,10 @@ class Dedup(GlobalStage):
     score_field: str = "quality"  # of meta, for best: a number, the higher the better
     within_days: float | None = None  # copies further apart, or without a date, are no duplicates: recurring texts stay
     earlier: tuple[str, ...] = ()  # folders of earlier preparations: what stands there survives, new copies of it go
-    index: bool = False  # publish sketches of the survivors, about as large as the texts, for later runs' `earlier`
+    index: bool = (
+        False  # publish sketches of the survivors, about as large as the texts, for later runs' `earlier`. What stages
+    )
+    # after this one drop stands there, too: let filters run before it
     alarm_share: float = 0.5  # a source that loses more than this share of its documents is told loudly
 
     reason: ClassVar[str] = "duplicate"  # of a drop

@@ -24,7 +24,7 @@ from lmjax.data import bestfit
 from lmjax.data.cache import ReadAhead, RemoteFile, ShardCache
 from lmjax.data.config import DataConfig
 from lmjax.data.features import Features, fingerprints, open_features
-from lmjax.data.mixture import Mixture, build_mixture
+from lmjax.data.mixture import Mixture, build_mixture, sizes
 from lmjax.data.pack import (
     VERSION,
     Pieces,
@@ -327,8 +327,7 @@ def build_train_reader(
     if best_fit and (packing_dir is None or "://" in os.fspath(packing_dir)):
         raise UserError("config.data.packing='best_fit' keeps its rows in local files: set config.data.packing_dir")
     sources = verified_sources(config, config.train_split)
-    tokens = {source.name: source.num_tokens for source in sources}
-    mixture = build_mixture(tokens, config, batch_size, steps)
+    mixture = build_mixture(sizes(sources, config), config, batch_size, steps)
     stages = tuple(
         Stage(step, count, length, host_rows(rows, count))
         for step, count, length in zip(config.from_steps, config.stage_rows(batch_size), config.seq_lens)

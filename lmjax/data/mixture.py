@@ -13,7 +13,8 @@ would be read more often than it may is cut to its cap, and the others take the 
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,10 @@ from jaxtyping import Bool, Float64, Int32, Int64, Integer
 
 from lmjax.config import did_you_mean
 from lmjax.data.config import DataConfig
+from lmjax.data.source import Source
 from lmjax.errors import UserError
+
+log = logging.getLogger(__name__)
 
 MIN_BLOCK, MAX_BLOCK = 1 << 8, 1 << 20  # rows
 ROWS_OF_SMALLEST = 64  # in a block: its share is right to within one part in twice as many
@@ -113,7 +117,7 @@ def build_mixture(tokens: Mapping[str, int], config: DataConfig, batch_size: int
     """The mixture of a run.
 
     Args:
-      tokens: source → its tokens; the order of the sources is the order of the names.
+      tokens: source → its tokens, as `sizes` counts them; the order of the sources is the order of the names.
       config: weights or temperature, caps, stages.
       batch_size: rows of a step, where they have `config.seq_len` tokens.
       steps: of the run; only caps need it.
@@ -132,11 +136,26 @@ def build_mixture(tokens: Mapping[str, int], config: DataConfig, batch_size: int
 # ------------------------------------------------------------------------------------------------------------------ shares
 
 
+def sizes(sources: Iterable[Source], config: DataConfig) -> dict[str, int]:
+    """Source → the tokens by which it is weighed and capped: where each row is one document, as many rows as it has documents."""
+    rows = config.packing == "document"
+    return {source.name: source.num_documents * config.seq_len if rows else source.num_tokens for source in sources}
+
+
+def amounts(config: DataConfig, tokens_per_step: float | int, steps: int) -> list[float | int]:
+    """The tokens of each stage over a run; a row of one document counts `config.seq_len`, whatever its T."""
+    rows = config.packing == "document"
+    return [
+        count * tokens_per_step * (config.seq_len / length if rows else 1)
+        for length, count in config.stage_steps(steps)
+    ]
+
+
 def shares(
     tokens: Mapping[str, int], config: DataConfig, tokens_per_step: float | int, steps: int | None
 ) -> list[Float64[np.ndarray, " S"]]:
     """For each stage the share of each source, in the order of the names; each sums to 1."""
-    default = config.weights or {name: n ** (1 / (config.temperature or 1.0)) for name, n in tokens.items()}
+    default = config.weights or by_temperature(tokens, config.temperature)
     by_stage = [stage.weights or default for stage in config.stages] or [default]
     implied = default is not config.weights and not any(stage.weights for stage in config.stages)
     check_names(tokens, config, by_stage, implied)
@@ -149,26 +168,36 @@ def shares(
     if steps is None:
         raise ValueError("caps over a run need the number of its steps")
     left, made = caps(tokens, config), []
-    for start, (_, count), stage in zip(config.from_steps, config.stage_steps(steps), wanted):
-        amount = count * tokens_per_step
+    for start, amount, stage in zip(config.from_steps, amounts(config, tokens_per_step, steps), wanted):
         made.append(capped(names, stage, left, amount, start) if amount else stage)
         left = np.maximum(left - made[-1] * amount, 0.0)
     return made
 
 
+def by_temperature(tokens: Mapping[str, int], temperature: float | None) -> Mapping[str, float | int]:
+    """Source → n^(1/τ), of the largest source 1, so that no power overflows; without a temperature the tokens."""
+    if temperature is None:
+        return tokens
+    largest = max(*tokens.values(), 1)
+    return {name: (n / largest) ** (1 / temperature) for name, n in tokens.items()}
+
+
 def check_names(
     tokens: Mapping[str, int], config: DataConfig, by_stage: Sequence[Mapping[str, float | int]], implied: bool
 ) -> None:
-    """Every source has a weight in some stage, every weight and cap a source, every source that is read a token."""
+    """Every source has a weight in some stage, every weight and cap a source, every source that is given one a token."""
     named = {name for stage in by_stage for name in stage}
     capped_names = {*config.max_epochs, *config.max_tokens} - {"*"}
     for name in sorted((named | capped_names) - tokens.keys()):
         raise UserError(f"config.data: no source {name!r} in the shards{did_you_mean(name, tokens)}")
     for name in sorted(tokens.keys() - named):
         raise UserError(f"config.data: source {name!r} has no weight; give it one, or 0 to leave it out")
-    for name in sorted(tokens):
-        left_out = not implied and not any(stage.get(name) for stage in by_stage)
-        if tokens[name] == 0 and not left_out:
+    if not any(tokens.values()):
+        raise UserError("empty corpus: no source holds a token in this split")
+    for name in sorted(name for name, count in tokens.items() if count == 0):
+        if implied:  # of many languages some have a document or two, and all of them in another split
+            log.warning("source %r holds no token in this split: it takes no part", name)
+        elif any(stage.get(name) for stage in by_stage):
             raise UserError(f"empty corpus: source {name!r} holds no token in this split; give it weight 0")
 
 
@@ -258,11 +287,11 @@ def budget(tokens: Mapping[str, int], config: DataConfig, total_tokens: int, ste
     """
     by_stage = shares(tokens, config, total_tokens / steps, steps)
     mean = sum(stage * count / steps for stage, (_, count) in zip(by_stage, config.stage_steps(steps)))
-    rows = []
-    for name, share in zip(sorted(tokens), np.asarray(mean).tolist()):
-        read = round(share * total_tokens)
-        rows.append(Budget(name, tokens[name], share, read, read / tokens[name] if read else 0.0))
-    return rows
+    read = sum(stage * amount for stage, amount in zip(by_stage, amounts(config, total_tokens / steps, steps)))
+    return [
+        Budget(name, tokens[name], share, round(share * total_tokens), round(amount) / tokens[name] if amount else 0.0)
+        for name, share, amount in zip(sorted(tokens), np.asarray(mean).tolist(), np.asarray(read).tolist())
+    ]
 
 
 def budget_lines(rows: Sequence[Budget]) -> list[str]:

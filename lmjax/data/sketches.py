@@ -82,19 +82,23 @@ class Outcomes:
         self.folder, self.name, self.write = folder, name, write
         self.names: list[str] = []
         self.blocks: list[np.ndarray] = []
+        self.held = 0  # records in them, counted as they come: there may be a block for each record
 
     def add(self, block: np.ndarray) -> None:
         """Appends records."""
+        if not len(block):
+            return
         self.blocks.append(block)
-        if sum(map(len, self.blocks)) >= BLOCK_RECORDS:
+        self.held += len(block)
+        if self.held >= BLOCK_RECORDS:
             self.flush()
 
     def flush(self) -> list[str]:
         """Writes what is left; returns the names of all files."""
-        if sum(map(len, self.blocks)):
+        if self.blocks:
             self.names.append(f"{self.name}.{len(self.names)}")
             self.write(self.folder, self.names[-1], np.concatenate(self.blocks))
-        self.blocks = []
+        self.blocks, self.held = [], 0
         return self.names
 
 

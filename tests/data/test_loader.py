@@ -17,6 +17,7 @@ from lmjax.config import build
 from lmjax.data.config import DataConfig, StageConfig
 from lmjax.data.eval_batches import eval_sources
 from lmjax.data.loader import StepReader, batches, build_train_reader
+from lmjax.data.mixture import budget, sizes
 from lmjax.data.pack import rows_per_epoch
 from lmjax.data.source import open_source
 from lmjax.data.trace import trace
@@ -333,10 +334,25 @@ def test_wrong_configs(shards):
         reader_of(shards, rows=[0, B])
 
 
+def test_where_a_row_is_a_document_they_are_weighed_and_capped_by_documents(tmp_path):
+    """Whatever their lengths: 8 long ones are read once, as is said; 40 short ones are five times as many rows."""
+    shards = make_shards(tmp_path, {"long": ["long " * 100] * 8, "short": ["x"] * 40})
+    config = DataConfig(shards=(str(shards),), seq_len=T, packing="document")
+    assert build_train_reader(config, B, SEED).mixture.weights[0] == pytest.approx((1 / 6, 5 / 6))
+    config = dataclasses.replace(config, weights={"long": 1.0, "short": 1.0}, max_epochs={"long": 1.0})
+    reader = build_train_reader(config, B, SEED, steps=10)
+    read = [row for step in range(10) for row in trace(reader, step)]
+    long = [row["documents"][0]["id"] for row in read if row["source"] == "long"]
+    assert len(read) == 10 * B and 6 <= len(long) == len(set(long)) <= 8
+    (row, other) = budget(sizes(reader.sources, config), config, 10 * B * T, 10)
+    assert 0.9 <= row.epochs <= 1 and other.epochs == pytest.approx((10 * B - 8 * row.epochs) / 40)
+
+
 def test_empty_corpora(tmp_path):
     shards = make_shards(tmp_path, {"code": ["abc"], "docs": []})
     with pytest.raises(UserError, match="empty corpus: source 'docs'"):
-        reader_of(shards, weights={})
+        reader_of(shards, weights={"code": 1, "docs": 1})
+    assert (reader_of(shards, weights={})(0).loss_weights.sum(1) > 0).all()  # of code alone
     config = DataConfig(shards=(str(shards),))
     assert list(eval_sources(config, "train")) == ["code"]
     nothing = make_shards(tmp_path / "nothing", {"docs": [""]})

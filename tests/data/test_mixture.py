@@ -146,12 +146,16 @@ def test_names_must_fit(weights, message):
         mixture(weights)
 
 
-def test_empty_sources_must_be_left_out():
+def test_empty_sources_are_left_out(caplog):
+    """By a weight of 0; where shares are implied by themselves, and that is said."""
     tokens = {"code": 5, "docs": 0}
-    for weights in ({}, {"code": 1, "docs": 1}):
-        with pytest.raises(UserError, match="empty corpus: source 'docs'"):
-            mixture(weights, tokens=tokens)
-    assert mixture({"code": 1, "docs": 0}, tokens=tokens).weights == ((1.0, 0.0),)
+    with pytest.raises(UserError, match="empty corpus: source 'docs'"):
+        mixture({"code": 1, "docs": 1}, tokens=tokens)
+    assert mixture({"code": 1, "docs": 0}, tokens=tokens).weights == ((1.0, 0.0),) and not caplog.text
+    assert mixture({}, tokens=tokens).weights == ((1.0, 0.0),)
+    assert "source 'docs' holds no token in this split: it takes no part" in caplog.text
+    with pytest.raises(UserError, match="empty corpus: no source holds a token"):
+        mixture({}, tokens=dict.fromkeys(tokens, 0))
 
 
 W = {"code": 1}
@@ -196,8 +200,9 @@ def test_temperature_is_the_power_of_the_tokens():
     powers = {name: n**0.3 for name, n in tokens.items()}
     assert lifted == {name: pytest.approx(p / sum(powers.values())) for name, p in powers.items()}
     assert even == {name: pytest.approx(1 / 3) for name in tokens}
-    with pytest.raises(UserError, match="empty corpus: source 'fr'"):
-        shares_of(tokens | {"fr": 0}, temperature=2.0)
+    assert shares_of(tokens | {"fr": 0}, temperature=2.0) == [shares_of(tokens, temperature=2.0)[0] | {"fr": 0.0}]
+    (first,) = shares_of(tokens, temperature=0.01)  # of numbers that no float holds
+    assert first == {"de": pytest.approx(0), "en": 1.0, "sw": 0.0}
 
 
 def test_what_a_cap_cuts_off_goes_to_the_others_in_proportion():
