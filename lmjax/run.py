@@ -15,7 +15,7 @@ from lmjax import config as configs
 from lmjax.checkpoint import restore, save
 from lmjax.checkpoint.layout import steps as checkpoint_steps
 from lmjax.data import loader
-from lmjax.data.mixture import budget, budget_lines
+from lmjax.data.mixture import budget, budget_lines, sizes
 from lmjax.lock import locked
 from lmjax.model import attention
 from lmjax.model.config import ModelConfig
@@ -70,7 +70,7 @@ def train(config: RunConfig, workdir: os.PathLike | str, distributed: bool = Fal
     parts = build_parts(config)
     reader = build_reader(config, workdir, functools.partial(multihost.local_rows, parts.batch_sharding))
     check_tokenizer(config, tokenizer, reader.sources[0].tokenizer)
-    check_init_from(config, tokenizer)
+    check_init_from(config, workdir, tokenizer)
     record = {
         "config": configs.to_dict(absolute_paths(config)),
         "tokenizer": tokenizer.fingerprint(),
@@ -167,8 +167,10 @@ def initial_state(parts: Parts, workdir: epath.Path) -> tuple[TrainState, int, l
     restored = restore.restore(workdir, parts.abstract_state())
     if int(restored.state.step) != restored.step:
         raise RuntimeError(f"checkpoint {restored.step} holds the state of step {int(restored.state.step)}")
-    if restored.unreadable and multihost.is_primary():
-        restore.set_aside(workdir, restored.step)
+    if restored.unreadable:
+        if multihost.is_primary():
+            restore.set_aside(workdir, restored.step)
+        multihost.told_by_all("")  # the savers of all look at the steps that are left
     return restored.state, restored.step, [*restored.unreadable, f"going on from checkpoint {restored.step}"]
 
 

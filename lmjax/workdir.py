@@ -57,10 +57,10 @@ def check_tokenizer(config: RunConfig, tokenizer: Tokenizer, shards: str) -> Non
         )
 
 
-def check_init_from(config: RunConfig, tokenizer: Tokenizer) -> None:
+def check_init_from(config: RunConfig, workdir: epath.Path, tokenizer: Tokenizer) -> None:
     """The run to begin from has the same model (but for experts, which a dense one may become) and the same tokenizer; each
-    difference is named."""
-    if config.init_from is None:
+    difference is named. A run that has begun reads it no more, so that it may have gone on, or away."""
+    if config.init_from is None or checkpoint_steps(workdir):
         return
     other, its_tokenizer = open_run(config.init_from)
     wanted = config.model if other.model.moe else dataclasses.replace(config.model, moe=None)
@@ -88,10 +88,13 @@ def absolute_paths(config: RunConfig) -> RunConfig:
 
 def check_folder(workdir: epath.Path) -> None:
     """A folder that holds something else than a run is left alone: a `UserError`."""
-    early = (COMPILE_CACHE, PACKING, TOKENIZER, LOCK)  # another process of the run may be ahead
-    if (workdir / RUN).exists() or not workdir.exists():
+    early = (COMPILE_CACHE, PACKING, TOKENIZER, LOCK)  # another process of the run may be ahead, or about to write RUN
+    if not workdir.exists():
         return
-    if any(path.name not in early for path in workdir.iterdir()):
+    names = {path.name for path in workdir.iterdir()}
+    if RUN in names or (workdir / RUN).exists():
+        return
+    if any(name not in early and not name.startswith(f".{RUN}") for name in names):
         raise UserError(f"{workdir} is not empty and is not the workdir of a run; choose another --workdir")
 
 

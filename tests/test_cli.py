@@ -289,7 +289,8 @@ def test_processes_train_as_one_and_one_goes_on(line, config, tmp_path, straight
 
 
 @pytest.mark.slow
-def test_sigterm_to_one_process_ends_all_at_the_same_step(line, config, tmp_path):
+@pytest.mark.parametrize("number,to", [(signal.SIGTERM, [1]), (signal.SIGINT, [0, 1])])  # of a host; of a terminal
+def test_a_signal_ends_all_processes_at_the_same_step(line, config, tmp_path, number, to):
     workdir = tmp_path / "run"
     processes = cluster(
         train_words(line, config, workdir, "--config.train.steps=100000", "--config.checkpoint.every=100000"), 2
@@ -297,7 +298,8 @@ def test_sigterm_to_one_process_ends_all_at_the_same_step(line, config, tmp_path
     while not (workdir / "metrics.jsonl").exists() or len(losses(workdir)) < 3:
         time.sleep(0.05)
         assert all(process.poll() is None for process in processes)
-    processes[1].send_signal(signal.SIGTERM)
+    for index in to:
+        processes[index].send_signal(number)
     ends = [(process.communicate(timeout=120), process.returncode) for process in processes]
     assert [code for _, code in ends] == [0, 0], ends
     assert len(layout.steps(workdir)) == 1

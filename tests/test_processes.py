@@ -1,6 +1,7 @@
 """Several processes that are killed, stopped or stuck: the run ends in time, says who it was, and goes on."""
 
 import json
+import os
 import signal
 import time
 
@@ -71,6 +72,23 @@ def test_a_stuck_process_is_named_and_the_run_ends(line, config, tmp_path, stopp
     again = start(train_words(line, config, workdir, *LONG, f"--config.train.stop_at={newest + 1}"), devices=2)
     out, err = again.communicate(timeout=200)
     assert again.returncode == 0 and f"going on from checkpoint {newest}" in out, out + err
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_one_process_cannot_read_is_set_aside_by_all(line, config, tmp_path):  # noqa: F811
+    """What the other owns of it is whole: it would wait for the first in a barrier."""
+    workdir = tmp_path / "run"
+    words = train_words(
+        line, config, workdir, "--config.mesh.data=1", "--config.mesh.fsdp=2", "--config.checkpoint.every=10"
+    )
+    for stop in (20, 21):
+        processes = cluster([*words, f"--config.train.stop_at={stop}"], 2, devices=1)
+        ends = [(*process.communicate(timeout=120), process.returncode) for process in processes]
+        assert [code for *_, code in ends] == [0, 0], ends
+        for path in (workdir / "checkpoints" / "20" / "state" / "ocdbt.process_1" / "d").glob("*"):
+            os.truncate(path, path.stat().st_size // 2)
+    assert "checkpoint 20 cannot be read" in ends[0][0] and "going on from checkpoint 10" in ends[0][0]
+    assert layout.steps(workdir)[-2:] == [20, 21] and (workdir / "checkpoints" / "20.unreadable").exists()
 
 
 @pytest.mark.slow

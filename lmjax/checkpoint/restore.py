@@ -1,6 +1,7 @@
 """Restoring: onto any mesh and any number of processes, all of it or an error that lists every mismatch.
 
 An unreadable checkpoint is never taken for "none": the one before is tried, and said; if none can be read, that is an error.
+Each of several processes reads its own part alone, then all agree: one that failed would leave the others in a barrier for ever.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from orbax.checkpoint import v1 as ocp
 
 from lmjax.checkpoint.layout import folder, steps
 from lmjax.errors import RunError, UserError
+from lmjax.sharding import multihost
 
 MISMATCHES_SHOWN = 8
 
@@ -48,24 +50,36 @@ def restore(workdir: os.PathLike | str, abstract: Any, step: int | None = None, 
         raise UserError(f"{workdir} holds no checkpoint: is it the workdir of a run that saved?")
     unreadable: list[str] = []
     for candidate in [step] if step is not None else reversed(found):
-        path = folder(workdir) / str(candidate)
+        reason = ""
         try:
-            metadata = ocp.metadata(path)
-            if metadata.metadata is None:
-                raise ValueError("the description of its arrays is damaged")
-            compare(path, metadata.metadata, abstract, partial)
-            context = ocp.Context()
-            context.pytree.loading.partial_load = partial
-            with context:
-                state = ocp.load(path, abstract)
+            state, metadata = load(folder(workdir) / str(candidate), abstract, partial)
         except UserError:
             raise
         except Exception as error:  # whatever a damaged file makes the reader raise; nothing is swallowed, see below
             first = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
-            unreadable.append(f"checkpoint {candidate} cannot be read ({type(error).__name__}: {first})")
-            continue
-        return Restored(candidate, state, metadata.custom_metadata, tuple(unreadable))
+            reason = f"checkpoint {candidate} cannot be read ({type(error).__name__}: {first})"
+        reasons = [reason for reason in multihost.told_by_all(reason) if reason]
+        if not reasons:
+            return Restored(candidate, state, metadata, tuple(unreadable))
+        unreadable.append(reasons[0])
     raise RunError(f"{workdir}: no checkpoint can be read: " + "; ".join(unreadable))
+
+
+def load(path: epath.Path, abstract: Any, partial: bool) -> tuple[Any, dict[str, Any]]:
+    """This process's part of a checkpoint, and the metadata. Waits for no other process."""
+    context = ocp.Context()
+    context.pytree.loading.partial_load = partial
+    if jax.process_count() > 1:
+        alone = jax.process_index()
+        context.multiprocessing.primary_host = alone
+        context.multiprocessing.active_processes = {alone}
+        context.multiprocessing.barrier_sync_key_prefix = f"process_{alone}"
+    with context:
+        metadata = ocp.metadata(path)
+        if metadata.metadata is None:
+            raise ValueError("the description of its arrays is damaged")
+        compare(path, metadata.metadata, abstract, partial)
+        return ocp.load(path, abstract), metadata.custom_metadata
 
 
 def set_aside(workdir: os.PathLike | str, newer_than: int) -> None:

@@ -5,6 +5,7 @@ JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES, JAX_PROCESS_ID.
 """
 
 import collections
+import itertools
 import os
 import signal
 import sys
@@ -21,7 +22,8 @@ from jax.sharding import NamedSharding
 from lmjax.batch import Batch
 from lmjax.errors import UserError
 
-PLACES = "lmjax/places"
+PLACES, TOLD = "lmjax/places", "lmjax/told"
+TOLD_WITHIN_S = 3600  # one process may read a checkpoint that much longer than another; a dead one is noticed before
 HEARTBEAT_TIMEOUT_S = 30  # a dead peer is noticed after this; the default of jax lets the others wait 100
 
 
@@ -97,10 +99,24 @@ class Peers:
         return {int(key.rpartition("/")[2]): value for key, value in found}
 
 
+_calls = itertools.count()  # of `told_by_all`: all processes make the same ones
+
+
+def told_by_all(word: str) -> list[str]:
+    """What each process says here, by index; every process must come here. No device takes part."""
+    if jax.process_count() == 1:
+        return [word]
+    client, call = distributed.global_state.client, f"{TOLD}/{next(_calls)}"
+    client.key_value_set(f"{call}/{jax.process_index()}", word)
+    return [
+        client.blocking_key_value_get(f"{call}/{index}", TOLD_WITHIN_S * 1000) for index in range(jax.process_count())
+    ]
+
+
 class StopRequest:
     """SIGTERM and SIGINT ask the run to save and end; all processes end after the same step.
 
-    With several processes jax's preemption service carries a SIGTERM of any of them to all, and names the step.
+    With several processes jax's preemption service carries a SIGTERM of any of them to all, and names the step; SIGINT becomes one.
     """
 
     def __init__(self) -> None:
@@ -122,6 +138,8 @@ class StopRequest:
         if self.signal is not None:
             sys.exit(1)
         self.signal = number
+        if number == signal.SIGINT and jax.process_count() > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def reached(self, step: int) -> bool:
         """Whether to end after `step` steps; every process must ask at every step."""

@@ -134,12 +134,15 @@ def test_an_import_is_no_run_to_go_on_with(workdir, line, tmp_path, capsys):
     )
 
 
-def test_each_difference_to_the_run_to_begin_with_is_named(workdir):
+def test_each_difference_to_the_run_to_begin_with_is_named(workdir, tmp_path):
     config, tokenizer = open_run(workdir)
     other = dataclasses.replace(config.model, rope_theta=5.0, qk_norm=False)
     config = dataclasses.replace(config, model=other, init_from=str(workdir))
     with pytest.raises(UserError, match=r"qk_norm=False, not True.*rope_theta=5.0, not 777.0|rope_theta.*qk_norm"):
-        check_init_from(config, tokenizer)
+        check_init_from(config, epath.Path(tmp_path), tokenizer)
+    begun = epath.Path(tmp_path) / "checkpoints" / "2"
+    begun.mkdir(parents=True)
+    check_init_from(dataclasses.replace(config, init_from="/moved/away"), epath.Path(tmp_path), tokenizer)
 
 
 # --------------------------------------------------------------------------------------------------------------- tokenizers
