@@ -41,17 +41,18 @@ def collect(tokenizer: str | None, done: Sequence[passes.Pass]) -> dict[str, Any
       RunError: a stage read other documents than the one before it kept.
     """
     profiles = {side: profile(one) for side, one in (("read", done[0]), ("kept", done[-1]))}
-    tokens = bytes_per_token(tokenizer, profiles["read"])
-    stages = []
+    stages, before = [], None
     for one in done:
+        after = (before or {}) | bytes_per_token(tokenizer, profile(one))  # HTML has other tokens than the text in it
         for stage, rows in zip(one.stages or (None,), passes.rows(one), strict=True):
-            stages.append(stage_report(stage.name if stage else "read", stage, rows, one, tokens))
+            stages.append(stage_report(stage.name if stage else "read", stage, rows, one, before or after, after))
+            before = after
     check_chain(stages)
     return {
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "code": code_version(),
         "tokenizer": tokenizer,
-        "bytes_per_token": tokens,
+        "bytes_per_token": after,
         "stages": stages,
         "profiles": profiles,
     }
@@ -67,7 +68,7 @@ def profile(one: passes.Pass) -> dict[str, dict[str, Any]]:
 
 
 def bytes_per_token(tokenizer: str | None, profiles: dict[str, Any]) -> dict[str, float]:
-    """source → UTF-8 bytes a token: measured on its samples, or a guess where no tokenizer is given."""
+    """source → UTF-8 bytes a token: measured on its samples, or a guess where no tokenizer is given; none without a sample."""
     if tokenizer is None:
         return dict.fromkeys(profiles, BYTES_PER_TOKEN)
     from lmjax.tokenizers.build import load
@@ -77,20 +78,26 @@ def bytes_per_token(tokenizer: str | None, profiles: dict[str, Any]) -> dict[str
     for source, values in profiles.items():
         texts = [text for _, _, text, _ in values["samples"]]
         tokens = sum(len(ids) for ids in encode(texts))
-        measured[source] = sum(map(len, map(to_bytes, texts))) / max(1, tokens) or BYTES_PER_TOKEN
+        if tokens:
+            measured[source] = sum(map(len, map(to_bytes, texts))) / tokens
     return measured
 
 
 def stage_report(
-    name: str, stage: Stage | None, rows: list[dict[str, Any]], one: passes.Pass, tokens: dict[str, float]
+    name: str,
+    stage: Stage | None,
+    rows: list[dict[str, Any]],
+    one: passes.Pass,
+    before: dict[str, float],
+    after: dict[str, float],
 ) -> dict[str, Any]:
-    """A stage's part: its sources, and what they are together."""
+    """A stage's part: its sources, and what they are together; `before` and `after` it each source has so many bytes a token."""
     sources = {}
     for row in rows:
         source = row["source"]
         sources[source] = {key: value for key, value in row.items() if key != "source"} | {
-            "tokens_read": round(row["bytes_read"] / tokens[source]),
-            "tokens_kept": round(row["bytes_kept"] / tokens[source]),
+            "tokens_read": round(row["bytes_read"] / before.get(source, BYTES_PER_TOKEN)),
+            "tokens_kept": round(row["bytes_kept"] / after.get(source, BYTES_PER_TOKEN)),
             "documents_per_s": round(row["read"] / row["seconds"], 1) if row["seconds"] > 0 else None,
         }
     every = passes.merge_counts([{k: v for k, v in row.items() if k != "documents_per_s"} for row in sources.values()])

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import test_prepare
 
-from lmjax.data import report
+from lmjax.data import prepare, report
 from lmjax.data.document import Document
 from lmjax.data.units import InputConfig
-from lmjax.data.written import write_documents
+from lmjax.data.written import read_written, write_documents
 from lmjax.files import read_json
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -94,3 +94,24 @@ def test_figures_as_people_read_them():
     assert [report.number(value) for value in (None, 1234, 1234.56, 0.01234)] == ["", "1,234", "1,234.6", "0.0123"]
     assert report.share(1, 3) == "33.3 %" and report.share(0, 0) == "–"
     assert report.text("a\x1b[31m<&\n") == "a�[31m&lt;&amp;\n"
+
+
+def test_tokens_are_measured_on_what_is_counted(tmp_path, monkeypatch):
+    """A page's markup has other tokens than its text: what is kept is told by the ratio of what is kept."""
+
+    class Words:
+        def encode_batch(self, texts):
+            return [text.split() for text in texts]
+
+    monkeypatch.setattr("lmjax.tokenizers.build.load", lambda folder: Words())
+    (tmp_path / "in").mkdir()
+    text = "The old bridge over the river was closed for two years while its stones were taken apart and cleaned. " * 4
+    for i in range(20):
+        head = "".join(f"<meta name='m{k}' content='x'>" for k in range(50))
+        (tmp_path / "in" / f"{i}.html").write_text(f"<html><head>{head}</head><body><p>{text}{i}</p></body></html>")
+    config = prepare.PrepareConfig(stages=("clean",), tokenizer=str(tmp_path), max_failed_share=0.0)
+    prepare.prepare(config, tmp_path / "out", [str(tmp_path / "in")], "web")
+    (source,) = (stage["sources"]["web"] for stage in read_json(tmp_path / "out" / "report.json")["stages"][-1:])
+    words = sum(len(document.text.split()) for document in read_written(tmp_path / "out" / "web.jsonl.zst"))
+    assert source["kept"] == 20 and source["tokens_kept"] == pytest.approx(words, rel=0.01)
+    assert source["tokens_read"] == pytest.approx(words + 20 * 101, rel=0.1)  # a `<meta` is two words and a bit
