@@ -38,10 +38,11 @@ VALUE_CHARACTERS = 100  # of one: it names a file
 
 
 class LineWriter:
-    """Writes JSON lines to a zstd file; where no line comes, no file."""
+    """Writes JSON lines to a zstd file; where no line comes, no file: one of an earlier try is removed."""
 
     def __init__(self, path: Path):
         self.path, self.stack, self.stream = path, contextlib.ExitStack(), None
+        path.unlink(missing_ok=True)
 
     def write(self, value: Any) -> None:
         """Appends a line."""
@@ -303,6 +304,16 @@ class Pass:
     folder: Path
     shards: list[Shard]
     receipts: Sequence[dict[str, Any]]
+
+
+def forget_failed(done: Pass) -> None:
+    """Takes back the receipts of shards with failures that may pass, so that the next run judges these shards anew."""
+    for shard, part in zip(done.shards, done.receipts, strict=True):
+        failed = [
+            counts["failed"] for stage, counts in zip(done.stages, part["counts"], strict=True) if stage.tries_again
+        ]
+        if any(failed):
+            receipt(done.folder, Task(shard.key, map_shard)).unlink()
 
 
 # ------------------------------------------------------------------------------------------------------------------ merging

@@ -199,7 +199,10 @@ def check_budget(config: PrepareConfig, done: passes.Pass) -> None:
             told = f"{row['failed']} of {row['read']} documents of {row['source']} failed in {name}"
             allowed = f"more than config.max_failed_share={config.max_failed_share:g} allows"
             why = f"{told}, {allowed}; the first: {first_failure(row)}"
-            raise RunError(why) if done.stages else UserError(why)
+            if done.stages:
+                passes.forget_failed(done)
+                raise RunError(why)
+            raise UserError(why)
     if not done.stages and not done.shards:
         raise UserError("the inputs hold no document")
 

@@ -60,6 +60,8 @@ class Stage:
     """What map and global stages share."""
 
     name: ClassVar[str]  # names the section of the config, the folder, the rows of the report: `near_dedup`
+    tries_again: ClassVar[bool] = False  # where failures ended a run, the next one judges their shards anew: they may
+    # have passed, as those of an endpoint that was down
     version: ClassVar[int] = 1  # raised when the same options come to decide otherwise: old outputs are then redone
 
     def files(self) -> Sequence[str]:

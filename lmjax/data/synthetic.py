@@ -29,6 +29,7 @@ class Synthetic(Model, MapStage):
     """Adds documents that a model makes of others, or puts them in their place."""
 
     name: ClassVar[str] = "synthetic"
+    tries_again: ClassVar[bool] = True
 
     template: str = ""  # the prompt: {text}, {id}, {source} or a field of meta in braces; {{ and }} are braces
     second_template: str | None = None  # back-translation: the first answer is its {text}
