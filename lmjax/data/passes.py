@@ -6,12 +6,15 @@ A pass takes every shard through one stage or several, document by document. In 
     events/<source>/00012.jsonl.zst      what happened to the others, and what was changed: one line an event
     aside/<source>/00012.jsonl.zst       whole documents on which a stage failed
     receipts/<source>/00012.json         the counts; written last, so a shard is done once and for all or not at all
+
+What a stage `keeps` (answers that were paid for) lies beside the passes' folders, which are named by all options.
 """
 
 import collections
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -254,8 +257,17 @@ def fit(stage: MapStage, shards: Sequence[Shard], folder: Path) -> dict[str, flo
     """Makes what a stage needs before its first document."""
     start, own = time.perf_counter(), own_folder(folder, stage)
     own.mkdir(parents=True, exist_ok=True)
+    if stage.keeps is not None:
+        keep_beside(own / stage.keeps, folder.parent / stage.keeps)
     stage.fit([shard.path for shard in shards], own)
     return {"seconds": time.perf_counter() - start}
+
+
+def keep_beside(link: Path, kept: Path) -> None:
+    """A stage's folder that lies beside those of the passes; the link is relative, so that all can be moved."""
+    kept.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(os.path.relpath(kept, link.parent), target_is_directory=True)
 
 
 def decide(stage: GlobalStage, shards: Sequence[Shard], folder: Path, engine: Engine) -> dict[str, Path]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from lmjax.config import need
-from lmjax.data.answers import Answers, Made, Model, Request, run_file
+from lmjax.data.answers import FOLDER, Answers, Made, Model, Request, run_file
 from lmjax.data.document import Document, draw
 from lmjax.data.stage import Counts, Drop, Failed, MapStage, Tally, Verdict
 from lmjax.data.words import split_words
@@ -30,6 +30,7 @@ class Synthetic(Model, MapStage):
 
     name: ClassVar[str] = "synthetic"
     tries_again: ClassVar[bool] = True
+    keeps: ClassVar[str] = FOLDER
 
     template: str = ""  # the prompt: {text}, {id}, {source} or a field of meta in braces; {{ and }} are braces
     second_template: str | None = None  # back-translation: the first answer is its {text}
@@ -42,7 +43,8 @@ class Synthetic(Model, MapStage):
     max_ratio: float = 3.0  # and at most
     max_overlap: float = 0.6  # Jaccard of word 5-grams with its source, and with its siblings: above, it is a copy
     on_failure: Literal["fail", "keep"] = "fail"  # of a request: the document is set aside, or goes on without
-    batch_size: int = 64  # documents at a time; a workdir's model is loaded anew for each
+    batch_size: int = 64  # documents at a time. A workdir's model is loaded anew for each such batch, and another size
+    # asks it for all answers again: their last bits depend on what is asked together
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,13 +1,17 @@
 """Synthetic documents against an endpoint of our own: seeds, provenance, and what is no document."""
 
+import dataclasses
 import json
+import os
 
 import pytest
 from test_answers import TEXT, documents, judge, rewrite, server, stage_of
 
+from lmjax.data import prepare
 from lmjax.data.document import Document
 from lmjax.data.synthetic import Synthetic, fill, jaccard, shingled
-from lmjax.errors import UserError
+from lmjax.data.written import read_written
+from lmjax.errors import RunError, UserError
 
 
 def test_new_documents_say_what_they_were_made_from(tmp_path, monkeypatch):
@@ -114,6 +118,61 @@ def test_a_template_takes_fields(tmp_path):
         stage = Synthetic(endpoint=address, model="m", template="{url}: {text}")
         kept, counts = judge(stage, [*documents(1), Document("bare", TEXT, "web")], tmp_path)
     assert counts["failed"] == 1 and "no field 'url'" in str(counts["samples"]["failed"]) and len(kept) == 2
+
+
+def prepared(tmp_path, address, numbers=20, **options):
+    """A preparation of numbered documents; options of the stage, or of the config where they name a field of it."""
+    names = {field.name for field in dataclasses.fields(prepare.PrepareConfig)}
+    others = {name: options.pop(name) for name in names & options.keys()}
+    rows = [{"id": d.id, "text": d.text} for d in documents(numbers)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    stage = dataclasses.replace(stage_of(address, retries=0, min_ratio=0.0), **options)
+    config = prepare.PrepareConfig(**{"stages": ("synthetic",), "synthetic": stage, "shard_bytes": 400, **others})
+    return prepare.prepare(config, tmp_path / "out", [str(tmp_path / "in.jsonl")], "web")
+
+
+def test_a_rerun_asks_for_what_failed_alone(tmp_path):
+    down = [True]
+
+    def reply(body, number):
+        return (500, "down") if down and number % 5 == 4 else rewrite(body, number)
+
+    with server(reply) as (address, asked):
+        with pytest.raises(RunError, match="4 of 20 documents of web failed in synthetic"):
+            prepared(tmp_path, address)
+        down.clear()
+        prepared(tmp_path, address)
+    assert len(asked) == 24 and not (tmp_path / "out" / "aside").exists()
+    assert len(list(read_written(tmp_path / "out" / "web.jsonl.zst"))) == 40
+
+
+def test_what_cannot_change_an_answer_asks_for_none_again(tmp_path):
+    """Options that change no output leave nothing to do; others redo the stage from the answers that are there."""
+    with server(rewrite) as (address, asked):
+        prepared(tmp_path, address)
+        free = {"concurrency": 2, "give_up_after": 7, "key_variable": "HOME"}
+        assert all(prepared(tmp_path, address, **{name: value})[1] for name, value in free.items())
+        others = {
+            "batch_size": 3,
+            "timeout_s": 9.0,
+            "retries": 1,
+            "max_ratio": 9.0,
+            "on_failure": "keep",
+            "mode": "replace",
+        }
+        for name, value in {**others, "shard_bytes": 1000, "stages": ("clean", "synthetic")}.items():
+            assert not prepared(tmp_path, address, **{name: value})[1] and len(asked) == 20, name
+        prepared(tmp_path, address, 23)
+        assert len(asked) == 23
+        (link,) = (tmp_path / "out" / "work").glob("*/fit/synthetic/answers")
+        assert not os.path.isabs(os.readlink(link)), "the folder may be moved"
+        for wanted, (name, value) in enumerate(
+            [("temperature", 0.1), ("max_tokens", 9), ("seed", 3), ("model", "n")], 1
+        ):
+            prepared(tmp_path, address, 10, **{name: value})
+            assert len(asked) == 23 + 10 * wanted, name
+        prepared(tmp_path, address, stages=(), max_failed_share=0.5)
+    assert not (tmp_path / "out" / "work" / "answers").exists(), "no stage asks for them any more"
 
 
 def test_overlap():
