@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from lmjax.config import need
 from lmjax.data.answers import FOLDER, Answers, Made, Model, Request, run_file
-from lmjax.data.document import Document, draw
+from lmjax.data.document import Document, draw, grouped
 from lmjax.data.stage import Counts, Drop, Failed, MapStage, Tally, Verdict
 from lmjax.data.words import split_words
 from lmjax.files import read_json, sha256_json, write_json
@@ -29,6 +29,7 @@ class Synthetic(Model, MapStage):
     """Adds documents that a model makes of others, or puts them in their place."""
 
     name: ClassVar[str] = "synthetic"
+    version: ClassVar[int] = 2
     tries_again: ClassVar[bool] = True
     keeps: ClassVar[str] = FOLDER
 
@@ -144,14 +145,15 @@ class Synthetic(Model, MapStage):
             tally.add("synthetic_rejected", reason)
         tally.add("synthetic", "accepted", len(accepted))
         if self.mode == "add":
-            return [document, *accepted]
+            return [grouped(document), *accepted] if accepted else document
         return accepted or Drop("synthetic_rejected", reasons)
 
     def document(self, source: Document, answer: str, seed: int, k: int, model: str) -> Document:
-        """A new document, which says what it was made from and by what."""
+        """A new document, which says what it was made from and by what, and falls on its source's side of a split."""
         made = {"synthetic": True, "from": source.id, "template": self.template_hash(), "model": model, "seed": seed}
         text = source.text + answer if self.extend else answer.strip()
-        return dataclasses.replace(source, id=f"{source.id}#synthetic-{k}", text=text, meta={**source.meta, **made})
+        meta = {**grouped(source).meta, **made}
+        return dataclasses.replace(source, id=f"{source.id}#synthetic-{k}", text=text, meta=meta)
 
     def template_hash(self) -> str:
         """Names the templates; the report holds them."""

@@ -8,7 +8,9 @@ import pytest
 from test_answers import TEXT, documents, judge, rewrite, server, stage_of
 
 from lmjax.data import prepare
-from lmjax.data.document import Document
+from lmjax.data.config import SplitConfig
+from lmjax.data.document import Document, grouped
+from lmjax.data.split import side
 from lmjax.data.synthetic import Synthetic, fill, jaccard, shingled
 from lmjax.data.written import read_written
 from lmjax.errors import RunError, UserError
@@ -20,10 +22,11 @@ def test_new_documents_say_what_they_were_made_from(tmp_path, monkeypatch):
         stage = stage_of(address, key_variable="OUR_KEY", samples=2, temperature=0.5, max_tokens=99, batch_size=4)
         kept, counts = judge(stage, documents(), tmp_path)
     assert [d.id for d in kept[:4]] == ["d0", "d0#synthetic-0", "d0#synthetic-1", "d1"]
-    assert kept[0] == documents()[0] and (counts["read"], counts["added"], counts["kept"]) == (10, 20, 30)
+    assert kept[0] == grouped(documents()[0]) and (counts["read"], counts["added"], counts["kept"]) == (10, 20, 30)
     new = kept[1]
     assert new.meta == {
-        "url": "u0", "synthetic": True, "from": "d0", "model": "m", "seed": new.meta["seed"], "template": stage.template_hash(),
+        "url": "u0", "group": kept[0].meta["group"], "synthetic": True, "from": "d0", "model": "m", "seed": new.meta["seed"],
+        "template": stage.template_hash(),
     }  # fmt: skip
     assert {a["path"] for a in asked} == {"/v1/chat/completions"} and {a["key"] for a in asked} == {"Bearer secret"}
     assert {(a["model"], a["temperature"], a["max_tokens"]) for a in asked} == {("m", 0.5, 99)}
@@ -109,7 +112,23 @@ def test_share_extend_and_odd_texts(tmp_path):
     assert texts["3#synthetic-0"].startswith("{text} {{x}} and more") and counts["added"] == 4
     assert counts["tally"]["synthetic_rejected"] == {"too_long": 1}  # of the empty one
     assert {"Rewrite: {text} {{x}}", "Rewrite: ? b"} <= {a["messages"][0]["content"] for a in asked}
-    assert 60 < len(asked) - 5 < 120 and [d for d in some if "#" not in d.id] == documents(300)
+    assert 60 < len(asked) - 5 < 120 and [d.text for d in some if "#" not in d.id] == [d.text for d in documents(300)]
+
+
+@pytest.mark.parametrize("mode", ["add", "replace"])
+def test_a_split_divides_no_document_from_what_was_made_of_it(tmp_path, mode):
+    """Here the new text holds the old one; a document that has a group keeps it, and a stage that follows may change texts."""
+    given = [*documents(40), Document("in a group", TEXT, "web", {"group": "g"})]
+    with server(rewrite) as (address, _):
+        stage = stage_of(address, extend=True, samples=2, mode=mode, max_overlap=1.0)
+        kept, _ = judge(stage, given, tmp_path)
+    kept = [dataclasses.replace(d, text=d.text.replace("seven", "eight")) for d in kept]
+    config, sides = SplitConfig(validation=0.3, test=0.3), {}
+    for d in kept:
+        sides.setdefault(d.meta.get("from", d.id), []).append(side(d, config))
+    assert {len(found) for found in sides.values()} == {3 if mode == "add" else 2}
+    assert all(len(set(found)) == 1 for found in sides.values()) and len({found[0] for found in sides.values()}) == 3
+    assert {d.meta["group"] for d in kept if d.meta.get("from", d.id) == "in a group"} == {"g"}
 
 
 def test_a_template_takes_fields(tmp_path):
