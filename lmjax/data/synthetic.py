@@ -43,7 +43,7 @@ class Synthetic(Model, MapStage):
     min_ratio: float = 0.2  # characters of a new text to its source's, at least
     max_ratio: float = 3.0  # and at most
     max_overlap: float = 0.6  # Jaccard of word 5-grams with its source, and with its siblings: above, it is a copy
-    on_failure: Literal["fail", "keep"] = "fail"  # of a request: the document is set aside, or goes on without
+    on_failure: Literal["fail", "keep"] = "fail"  # of a request: the document is set aside, or goes on as it is
     batch_size: int = 64  # documents at a time. A workdir's model is loaded anew for each such batch, and another size
     # asks it for all answers again: their last bits depend on what is asked together
 
@@ -146,6 +146,8 @@ class Synthetic(Model, MapStage):
         tally.add("synthetic", "accepted", len(accepted))
         if self.mode == "add":
             return [grouped(document), *accepted] if accepted else document
+        if not accepted and set(reasons) == {"request_failed"}:
+            return document  # on_failure=keep: without an answer there is nothing to put in its place
         return accepted or Drop("synthetic_rejected", reasons)
 
     def document(self, source: Document, answer: str, seed: int, k: int, model: str) -> Document:

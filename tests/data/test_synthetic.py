@@ -38,18 +38,29 @@ def test_new_documents_say_what_they_were_made_from(tmp_path, monkeypatch):
     assert "secret" not in json.dumps(report) + "".join(p.read_text() for p in tmp_path.rglob("*.json"))
 
 
-@pytest.mark.parametrize("on_failure, failed, kept", [("fail", 1, 4), ("keep", 0, 5)])
-def test_a_request_that_fails_is_counted(tmp_path, on_failure, failed, kept):
+@pytest.mark.parametrize("mode, on_failure, failed, kept", [
+    ("add", "fail", 1, 4), ("add", "keep", 0, 5), ("replace", "fail", 1, 2), ("replace", "keep", 0, 3),
+])  # fmt: skip
+def test_a_request_that_fails_is_counted(tmp_path, mode, on_failure, failed, kept):
     def reply(body, number):
         return (400, "too long") if "Number 1." in body["messages"][0]["content"] else rewrite(body, number)
 
     with server(reply) as (address, asked):
-        out, counts = judge(stage_of(address, on_failure=on_failure), documents(3), tmp_path)
+        out, counts = judge(stage_of(address, mode=mode, on_failure=on_failure), documents(3), tmp_path)
     assert (counts["failed"], len(out), len(asked)) == (failed, kept, 3)
     if on_failure == "fail":
         assert "HTTP 400" in counts["samples"]["failed"][0][3]
     else:
         assert counts["tally"]["synthetic_rejected"] == {"request_failed": 1}
+        assert documents(3)[1] in out, "it goes on as it is"
+
+
+def test_what_was_answered_badly_is_not_kept_for_a_request_that_failed(tmp_path):
+    """Of two samples one fails and one is empty: the model was there, and gave nothing to put in the document's place."""
+    with server(lambda _, number: (400, "no") if number else (200, "")) as (address, _):
+        stage = stage_of(address, mode="replace", on_failure="keep", samples=2, concurrency=1)
+        kept, counts = judge(stage, documents(1), tmp_path)
+    assert not kept and counts["dropped"] == {"synthetic_rejected": 1}
 
 
 def test_back_translation_is_a_pair(tmp_path):
