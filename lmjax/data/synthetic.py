@@ -155,7 +155,12 @@ class Synthetic(Model, MapStage):
         made = {"synthetic": True, "from": source.id, "template": self.template_hash(), "model": model, "seed": seed}
         text = source.text + answer if self.extend else answer.strip()
         meta = {**grouped(source).meta, **made}
-        return dataclasses.replace(source, id=f"{source.id}#synthetic-{k}", text=text, meta=meta)
+        return dataclasses.replace(source, id=f"{source.id}#synthetic-{self.mark(model)}-{k}", text=text, meta=meta)
+
+    def mark(self, model: str) -> str:
+        """Names in ids what made the documents: two such stages over one corpus give two documents of a source two ids."""
+        options = [self.second_template, self.extend, self.seed, self.temperature, self.max_tokens]
+        return sha256_json([model, self.template, *options])[:8]
 
     def template_hash(self) -> str:
         """Names the templates; the report holds them."""

@@ -129,8 +129,9 @@ def test_what_is_refused_for_now_is_tried_again(tmp_path):
         return failures[number] if number < len(failures) else rewrite(body, number)
 
     with server(reply) as (address, asked):
-        kept, _ = judge(stage_of(address), documents(1), tmp_path)
-    assert len(asked) == 6 and [d.id for d in kept] == ["d0", "d0#synthetic-0"]
+        stage = stage_of(address)
+        kept, _ = judge(stage, documents(1), tmp_path)
+    assert len(asked) == 6 and [d.id for d in kept] == ["d0", f"d0#synthetic-{stage.mark('m')}-0"]
 
 
 def test_failures_that_are_not_in_a_row_end_nothing(tmp_path):

@@ -21,7 +21,8 @@ def test_new_documents_say_what_they_were_made_from(tmp_path, monkeypatch):
     with server(rewrite) as (address, asked):
         stage = stage_of(address, key_variable="OUR_KEY", samples=2, temperature=0.5, max_tokens=99, batch_size=4)
         kept, counts = judge(stage, documents(), tmp_path)
-    assert [d.id for d in kept[:4]] == ["d0", "d0#synthetic-0", "d0#synthetic-1", "d1"]
+    new = f"d0#synthetic-{stage.mark('m')}"
+    assert [d.id for d in kept[:4]] == ["d0", f"{new}-0", f"{new}-1", "d1"]
     assert kept[0] == grouped(documents()[0]) and (counts["read"], counts["added"], counts["kept"]) == (10, 20, 30)
     new = kept[1]
     assert new.meta == {
@@ -78,7 +79,8 @@ def test_back_translation_is_a_pair(tmp_path):
         judge(stage, documents(2), tmp_path)
     changed = f"{TEXT} Number 1.".translate(str.maketrans("aeiou", "uioae"))
     assert [d.text for d in kept][1] == f"back {changed.upper()} again and again"
-    assert len(asked) == 4 and [d.id for d in kept] == ["d0#synthetic-0", "d1#synthetic-0"] and counts["added"] == 0
+    assert len(asked) == 4 and counts["added"] == 0
+    assert [d.id for d in kept] == [f"d{i}#synthetic-{stage.mark('m')}-0" for i in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,8 @@ def test_share_extend_and_odd_texts(tmp_path):
         kept, counts = judge(stage, odd, tmp_path / "a")
         some, _ = judge(stage_of(address, share=0.3), documents(300), tmp_path / "b")
     texts = {d.id: d.text for d in kept}
-    assert texts["3#synthetic-0"].startswith("{text} {{x}} and more") and counts["added"] == 4
+    new = texts[f"3#synthetic-{stage.mark('m')}-0"]
+    assert new.startswith("{text} {{x}} and more") and counts["added"] == 4
     assert counts["tally"]["synthetic_rejected"] == {"too_long": 1}  # of the empty one
     assert {"Rewrite: {text} {{x}}", "Rewrite: ? b"} <= {a["messages"][0]["content"] for a in asked}
     assert 60 < len(asked) - 5 < 120 and [d.text for d in some if "#" not in d.id] == [d.text for d in documents(300)]
@@ -140,6 +143,18 @@ def test_a_split_divides_no_document_from_what_was_made_of_it(tmp_path, mode):
     assert {len(found) for found in sides.values()} == {3 if mode == "add" else 2}
     assert all(len(set(found)) == 1 for found in sides.values()) and len({found[0] for found in sides.values()}) == 3
     assert {d.meta["group"] for d in kept if d.meta.get("from", d.id) == "in a group"} == {"g"}
+
+
+@pytest.mark.parametrize(
+    "other", [{"template": "Extend: {text}"}, {"seed": 1}, {"temperature": 0.1}, {"max_tokens": 9}, {"model": "n"}]
+)
+def test_stages_over_one_corpus_give_no_id_twice(tmp_path, other):
+    """The second takes the documents and what the first made of them."""
+    with server(rewrite) as (address, _):
+        stage = stage_of(address, max_overlap=1.0)
+        kept, _ = judge(stage, documents(3), tmp_path / "a")
+        kept, _ = judge(dataclasses.replace(stage, **other), kept, tmp_path / "b")
+    assert len({d.id for d in kept}) == len(kept) == 12
 
 
 def test_a_template_takes_fields(tmp_path):
