@@ -199,7 +199,7 @@ def test_a_run_of_ours_answers(tmp_path, monkeypatch):
     stage = Synthetic(workdir=str(tmp_path / "run"), template="{text}", extend=True, max_tokens=12, min_ratio=0.0)
     assert stage.files()
     kept, counts = judge(stage, documents(3), tmp_path / "stage")
-    assert counts["tally"]["synthetic"]["requested"] == 3 and kept[0] == documents(3)[0]
+    assert counts["tally"]["synthetic"]["requested"] == 3 and kept[0].text == documents(3)[0].text
     new = [d for d in kept if d.meta.get("synthetic")]
     assert new and all(d.text.startswith(TEXT) and d.meta["model"].endswith("@2") for d in new)
     assert judge(stage, documents(3), tmp_path / "stage")[0] == kept and commands == [3]
