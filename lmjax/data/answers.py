@@ -1,7 +1,7 @@
 """What answers prompts: a run of lmjax, or an endpoint that speaks OpenAI's protocol; and the answers, each asked for once.
 
-Each request carries a seed: its answer is kept under the request's hash, and never paid for again. A run answers by
-`lmjax generate` in a process of its own: data never imports jax.
+Each request carries a seed: its answer is kept under the hash of all that decides it, and never paid for again, whatever other
+option or input comes to be. A run answers by `lmjax generate` in a process of its own: data never imports jax.
 """
 
 import dataclasses
@@ -23,11 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from lmjax.config import need
+from lmjax.config import free, need
 from lmjax.data.stage import Failed
 from lmjax.errors import RunError, UserError
 from lmjax.files import read_json, sha256_json, write_atomic
 
+FOLDER = "answers"
 BACKOFF_S = 1.0  # before the first retry; doubles
 LONGEST_WAIT_S = 60.0  # that an endpoint's Retry-After may ask for
 REFUSED = (401, 403, 404)  # the key, the right or the name is wrong: so it will be for all documents
@@ -41,14 +42,15 @@ class Model:
     workdir: str | None = None  # a run of lmjax, whose model continues the prompt; or
     endpoint: str | None = None  # "https://host/v1": POST to …/chat/completions
     model: str | None = None  # the endpoint's name of it
-    key_variable: str | None = None  # the environment variable with the endpoint's key; none: it needs no key
+    key_variable: str | None = free(None)  # the environment variable with the endpoint's key; none: it needs no key
     step: int | None = None  # the workdir's checkpoint; none: the newest when the stage begins
     temperature: float = 0.8  # 0: the likeliest
     max_tokens: int = 512  # of an answer
-    concurrency: int = 8  # requests to an endpoint at a time
+    concurrency: int = free(8)  # requests to an endpoint at a time
+    # these two decide which requests fail, so another value asks again for those that did, and for no others
     timeout_s: float = 120.0  # of a request to an endpoint; of a workdir's, for each prompt
     retries: int = 5  # after a request that was refused for now; the wait doubles from 1 s
-    give_up_after: int = 50  # failed requests in a row end the run: the endpoint is down
+    give_up_after: int = free(50)  # failed requests in a row end the run: the endpoint is down
 
     def __post_init__(self) -> None:
         need(self.workdir is None or self.endpoint is None, "synthetic needs either workdir or endpoint, not both")
@@ -115,14 +117,16 @@ class Answers:
     """A backend's answers, each asked for once."""
 
     def __init__(self, options: Model, folder: Path):
-        self.folder, self.options = folder / "answers", options
+        self.folder, self.options = folder / FOLDER, options
         self.identity = read_json(folder / "model.json")
         self.model = str(self.identity.get("model") or f"{self.identity['run'][:12]}@{self.identity['step']}")
         self.backend: Backend = Endpoint(options) if options.endpoint else Workdir(options, self.identity["step"])
         self.failed = 0  # in a row
+        self.together: str | None = None  # names the batch that is asked, where that decides the answers
 
     def ask(self, requests: Sequence[Request | Failed]) -> list[str | Failed]:
         """Answers in the order of the requests, from the folder where they are there."""
+        self.together = self.named_together(requests)
         paths = {place: self.path(r) for place, r in enumerate(requests) if not isinstance(r, Failed)}
         results: dict[int, str | Failed] = {p: r for p, r in enumerate(requests) if isinstance(r, Failed)}
         missing = [place for place, path in paths.items() if not path.exists()]
@@ -140,6 +144,11 @@ class Answers:
                 )
         return [results[place] for place in range(len(requests))]
 
+    def named_together(self, requests: Sequence[Request | Failed]) -> str | None:
+        """The hash of a batch, for a backend that must be asked it whole."""
+        asked = [(r.prompt, r.seed) for r in requests if not isinstance(r, Failed)]
+        return sha256_json(asked) if self.backend.whole else None
+
     def keep(self, request: Request, answer: str) -> None:
         """Writes an answer, whole or not at all."""
         write_atomic(self.path(request), json.dumps({"text": answer}))
@@ -147,7 +156,7 @@ class Answers:
     def path(self, request: Request) -> Path:
         """Where a request's answer is kept."""
         options = self.options
-        asked = [self.identity, request.prompt, request.seed, options.temperature, options.max_tokens]
+        asked = [self.identity, request.prompt, request.seed, options.temperature, options.max_tokens, self.together]
         name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
         return self.folder / name[:2] / f"{name}.json"
 

@@ -21,7 +21,7 @@ from jaxtyping import Int
 
 from lmjax.config import did_you_mean, need
 from lmjax.data.benchmarks import read_items
-from lmjax.data.document import Document
+from lmjax.data.document import Document, grouped
 from lmjax.data.inputs import find_files
 from lmjax.data.overlap import KINDS, Index, build_index, read_index, write_index
 from lmjax.data.stage import Apply, Drop, MapStage, Tally, Verdict
@@ -37,6 +37,7 @@ class Decontaminate(MapStage):
     """Drops documents that hold benchmark items, or cuts these passages out."""
 
     name: ClassVar[str] = "decontaminate"
+    version: ClassVar[int] = 2
 
     benchmarks: dict[str, str] = dataclasses.field(default_factory=dict)  # name → file, folder or glob of its items:
     # JSON lines (also .gz, .zst) and Parquet, one item a record; .txt and .md, one item a line
@@ -112,9 +113,10 @@ class Decontaminate(MapStage):
         tally.add("contaminated_cut", "documents")
         tally.add("contaminated_cut", "pieces", len(kept))
         tally.add("contaminated_cut", "characters", len(document.text) - sum(map(len, kept)))
-        meta = document.meta | {"cut": [detail["benchmark"], detail["item"]]}
+        cut = {"cut": [detail["benchmark"], detail["item"]]}
         if len(kept) == 1:
-            return dataclasses.replace(document, text=kept[0], meta=meta)
+            return dataclasses.replace(document, text=kept[0], meta=document.meta | cut)
+        meta = grouped(document).meta | cut  # a split divides them as little as the document
         return [
             dataclasses.replace(document, id=f"{document.id}#cut-{number}", text=piece, meta=meta)
             for number, piece in enumerate(kept)

@@ -19,6 +19,18 @@ class Document:
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)  # path, url, date, license …; JSON values
 
 
+def grouped(document: Document) -> Document:
+    """The document with a `meta["group"]`, its own or the hash of its text: `lmjax split` divides none.
+
+    What a stage makes of a document takes its group from here, and so does the document: else its text, which its children may
+    hold word for word, could fall on the other side of a split.
+    """
+    if document.meta.get("group") is not None:
+        return document
+    group = hashlib.blake2b(to_bytes(document.text), digest_size=16).hexdigest()
+    return dataclasses.replace(document, meta={**document.meta, "group": group})
+
+
 def to_bytes(text: str) -> bytes:
     """UTF-8 of any text, lone surrogates included: what sizes, hashes and byte tokens are made of."""
     return text.encode("utf-8", "surrogatepass")

@@ -6,12 +6,15 @@ A pass takes every shard through one stage or several, document by document. In 
     events/<source>/00012.jsonl.zst      what happened to the others, and what was changed: one line an event
     aside/<source>/00012.jsonl.zst       whole documents on which a stage failed
     receipts/<source>/00012.json         the counts; written last, so a shard is done once and for all or not at all
+
+What a stage `keeps` (answers that were paid for) lies beside the passes' folders, which are named by all options.
 """
 
 import collections
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,10 +41,11 @@ VALUE_CHARACTERS = 100  # of one: it names a file
 
 
 class LineWriter:
-    """Writes JSON lines to a zstd file; where no line comes, no file."""
+    """Writes JSON lines to a zstd file; where no line comes, no file: one of an earlier try is removed."""
 
     def __init__(self, path: Path):
         self.path, self.stack, self.stream = path, contextlib.ExitStack(), None
+        path.unlink(missing_ok=True)
 
     def write(self, value: Any) -> None:
         """Appends a line."""
@@ -253,8 +257,17 @@ def fit(stage: MapStage, shards: Sequence[Shard], folder: Path) -> dict[str, flo
     """Makes what a stage needs before its first document."""
     start, own = time.perf_counter(), own_folder(folder, stage)
     own.mkdir(parents=True, exist_ok=True)
+    if stage.keeps is not None:
+        keep_beside(own / stage.keeps, folder.parent / stage.keeps)
     stage.fit([shard.path for shard in shards], own)
     return {"seconds": time.perf_counter() - start}
+
+
+def keep_beside(link: Path, kept: Path) -> None:
+    """A stage's folder that lies beside those of the passes; the link is relative, so that all can be moved."""
+    kept.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(os.path.relpath(kept, link.parent), target_is_directory=True)
 
 
 def decide(stage: GlobalStage, shards: Sequence[Shard], folder: Path, engine: Engine) -> dict[str, Path]:
@@ -303,6 +316,16 @@ class Pass:
     folder: Path
     shards: list[Shard]
     receipts: Sequence[dict[str, Any]]
+
+
+def forget_failed(done: Pass) -> None:
+    """Takes back the receipts of shards with failures that may pass, so that the next run judges these shards anew."""
+    for shard, part in zip(done.shards, done.receipts, strict=True):
+        failed = [
+            counts["failed"] for stage, counts in zip(done.stages, part["counts"], strict=True) if stage.tries_again
+        ]
+        if any(failed):
+            receipt(done.folder, Task(shard.key, map_shard)).unlink()
 
 
 # ------------------------------------------------------------------------------------------------------------------ merging

@@ -8,7 +8,8 @@
     OUT/work                      every stage's output by shard: a changed config redoes what it changes, a kill costs a shard
 
 The work of a pass is found again by what decides it: the options of its stages, the content of the files they read, the
-content of the shards that come in. None of it depends on workers, machines or the engine, so neither does the output.
+content of the shards that come in. Answers of a model, which cost money, are found by the request alone (`work/answers`), and
+stay for as long as a stage asks for them. None of it depends on workers, machines or the engine, so neither does the output.
 """
 
 import contextlib
@@ -199,7 +200,10 @@ def check_budget(config: PrepareConfig, done: passes.Pass) -> None:
             told = f"{row['failed']} of {row['read']} documents of {row['source']} failed in {name}"
             allowed = f"more than config.max_failed_share={config.max_failed_share:g} allows"
             why = f"{told}, {allowed}; the first: {first_failure(row)}"
-            raise RunError(why) if done.stages else UserError(why)
+            if done.stages:
+                passes.forget_failed(done)
+                raise RunError(why)
+            raise UserError(why)
     if not done.stages and not done.shards:
         raise UserError("the inputs hold no document")
 
@@ -320,7 +324,8 @@ def remove_temporary(work: Path) -> None:
 
 def clean_work(config: PrepareConfig, done: Sequence[passes.Pass], work: Path) -> None:
     """Removes the work of other configs, or all of it."""
-    kept = {one.folder.name for one in done} | {"inputs"} if config.keep_work else set()
+    dear = {stage.keeps for one in done for stage in one.stages}
+    kept = {one.folder.name for one in done} | dear | {"inputs"} if config.keep_work else set()
     for folder in work.iterdir():
         if folder.name not in kept:  # what was dealt lies in the output, too
             shutil.rmtree(folder)

@@ -49,7 +49,7 @@ def collect(buckets: Sequence[pathlib.Path], name: str) -> Iterator[bytes]:
         for line, following in itertools.pairwise(lines):
             if line[:HASH_CHARACTERS] == following[:HASH_CHARACTERS]:
                 id = json.loads(line[HASH_CHARACTERS:])["id"]
-                raise UserError(
-                    f"two documents of {name} have the id {id!r}: read them with id_field=none, which numbers them"
-                )
+                raw = "id_field=none numbers those of raw files"
+                made = "folders that were made apart want a source name each, or one preparation of all their raw files"
+                raise UserError(f"two documents of {name} have the id {id!r}: {raw}; {made}")
         yield from (line[HASH_CHARACTERS:] for line in lines)

@@ -2,9 +2,10 @@
 
 The side of a document is decided by the hash of its text and the seed alone:
 
-    u = hash(text, seed) in [0, 1):    test if u < test,    validation if u < test + validation,    train elsewhere
+    u = hash(hash(text), seed) in [0, 1):    test if u < test,    validation if u < test + validation,    train elsewhere
 
-so copies of a text fall on one side, and documents that are added later move none.
+The inner hash is the `group` that a preparation gives to a document of which it makes others (`document.grouped`): with it or
+without, a document is on the same side. So copies of a text fall on one side, and documents that are added later move none.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from etils import epath
 
 from lmjax.config import to_dict
 from lmjax.data.config import SplitConfig
-from lmjax.data.document import Document, draw
+from lmjax.data.document import Document, draw, grouped
 from lmjax.data.inputs import find_files
 from lmjax.data.read import Counts, read_documents
 from lmjax.data.written import SUFFIX, DocumentWriter, read_written
@@ -59,8 +60,7 @@ def side(document: Document, config: SplitConfig) -> str:
 
     A group holds what must not be divided, such as a module's source and its docstrings.
     """
-    group = document.meta.get("group")
-    u = draw(document.text if group is None else str(group), "split", config.seed)
+    u = draw(str(grouped(document).meta["group"]), "split", config.seed)
     if u < config.test:
         return "test"
     return "validation" if u < config.test + config.validation else "train"

@@ -60,6 +60,10 @@ class Stage:
     """What map and global stages share."""
 
     name: ClassVar[str]  # names the section of the config, the folder, the rows of the report: `near_dedup`
+    tries_again: ClassVar[bool] = False  # where failures ended a run, the next one judges their shards anew: they may
+    # have passed, as those of an endpoint that was down
+    keeps: ClassVar[str | None] = None  # a folder in the stage's own that outlives its options: what it holds was dear,
+    # and each thing in it is named by all that decides it
     version: ClassVar[int] = 1  # raised when the same options come to decide otherwise: old outputs are then redone
 
     def files(self) -> Sequence[str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from lmjax.config import need
-from lmjax.data.answers import Answers, Made, Model, Request, run_file
-from lmjax.data.document import Document, draw
+from lmjax.data.answers import FOLDER, Answers, Made, Model, Request, run_file
+from lmjax.data.document import Document, draw, grouped
 from lmjax.data.stage import Counts, Drop, Failed, MapStage, Tally, Verdict
 from lmjax.data.words import split_words
 from lmjax.files import read_json, sha256_json, write_json
@@ -29,6 +29,9 @@ class Synthetic(Model, MapStage):
     """Adds documents that a model makes of others, or puts them in their place."""
 
     name: ClassVar[str] = "synthetic"
+    version: ClassVar[int] = 2
+    tries_again: ClassVar[bool] = True
+    keeps: ClassVar[str] = FOLDER
 
     template: str = ""  # the prompt: {text}, {id}, {source} or a field of meta in braces; {{ and }} are braces
     second_template: str | None = None  # back-translation: the first answer is its {text}
@@ -40,8 +43,9 @@ class Synthetic(Model, MapStage):
     min_ratio: float = 0.2  # characters of a new text to its source's, at least
     max_ratio: float = 3.0  # and at most
     max_overlap: float = 0.6  # Jaccard of word 5-grams with its source, and with its siblings: above, it is a copy
-    on_failure: Literal["fail", "keep"] = "fail"  # of a request: the document is set aside, or goes on without
-    batch_size: int = 64  # documents at a time; a workdir's model is loaded anew for each
+    on_failure: Literal["fail", "keep"] = "fail"  # of a request: the document is set aside, or goes on as it is
+    batch_size: int = 64  # documents at a time. A workdir's model is loaded anew for each such batch, and another size
+    # asks it for all answers again: their last bits depend on what is asked together
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,14 +145,22 @@ class Synthetic(Model, MapStage):
             tally.add("synthetic_rejected", reason)
         tally.add("synthetic", "accepted", len(accepted))
         if self.mode == "add":
-            return [document, *accepted]
+            return [grouped(document), *accepted] if accepted else document
+        if not accepted and set(reasons) == {"request_failed"}:
+            return document  # on_failure=keep: without an answer there is nothing to put in its place
         return accepted or Drop("synthetic_rejected", reasons)
 
     def document(self, source: Document, answer: str, seed: int, k: int, model: str) -> Document:
-        """A new document, which says what it was made from and by what."""
+        """A new document, which says what it was made from and by what, and falls on its source's side of a split."""
         made = {"synthetic": True, "from": source.id, "template": self.template_hash(), "model": model, "seed": seed}
         text = source.text + answer if self.extend else answer.strip()
-        return dataclasses.replace(source, id=f"{source.id}#synthetic-{k}", text=text, meta={**source.meta, **made})
+        meta = {**grouped(source).meta, **made}
+        return dataclasses.replace(source, id=f"{source.id}#synthetic-{self.mark(model)}-{k}", text=text, meta=meta)
+
+    def mark(self, model: str) -> str:
+        """Names in ids what made the documents: two such stages over one corpus give two documents of a source two ids."""
+        options = [self.second_template, self.extend, self.seed, self.temperature, self.max_tokens]
+        return sha256_json([model, self.template, *options])[:8]
 
     def template_hash(self) -> str:
         """Names the templates; the report holds them."""

@@ -129,8 +129,9 @@ def test_what_is_refused_for_now_is_tried_again(tmp_path):
         return failures[number] if number < len(failures) else rewrite(body, number)
 
     with server(reply) as (address, asked):
-        kept, _ = judge(stage_of(address), documents(1), tmp_path)
-    assert len(asked) == 6 and [d.id for d in kept] == ["d0", "d0#synthetic-0"]
+        stage = stage_of(address)
+        kept, _ = judge(stage, documents(1), tmp_path)
+    assert len(asked) == 6 and [d.id for d in kept] == ["d0", f"d0#synthetic-{stage.mark('m')}-0"]
 
 
 def test_failures_that_are_not_in_a_row_end_nothing(tmp_path):
@@ -198,7 +199,7 @@ def test_a_run_of_ours_answers(tmp_path, monkeypatch):
     stage = Synthetic(workdir=str(tmp_path / "run"), template="{text}", extend=True, max_tokens=12, min_ratio=0.0)
     assert stage.files()
     kept, counts = judge(stage, documents(3), tmp_path / "stage")
-    assert counts["tally"]["synthetic"]["requested"] == 3 and kept[0] == documents(3)[0]
+    assert counts["tally"]["synthetic"]["requested"] == 3 and kept[0].text == documents(3)[0].text
     new = [d for d in kept if d.meta.get("synthetic")]
     assert new and all(d.text.startswith(TEXT) and d.meta["model"].endswith("@2") for d in new)
     assert judge(stage, documents(3), tmp_path / "stage")[0] == kept and commands == [3]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lmjax.data.decontaminate import Decontaminate, pieces_between
-from lmjax.data.document import Document
+from lmjax.data.document import Document, grouped
 from lmjax.data.overlap import read_index
 from lmjax.data.stage import Counts, run
 from lmjax.errors import UserError
@@ -129,7 +129,9 @@ def test_cut_takes_the_passage_and_its_surroundings(bench, tmp_path):
         ("d0#cut-1", after[200 - 1 :]),  # the question mark is no word
         ("d2", FILLER),
     ]
-    assert kept[0].meta == {"n": 0, "cut": ["bench", "q0"]}
+    whole = Document("d0", before + QUESTION + after, "web")
+    assert kept[0].meta == {"n": 0, "cut": ["bench", "q0"], "group": kept[0].meta["group"]}
+    assert kept[0].meta["group"] == kept[1].meta["group"] == grouped(whole).meta["group"], "a split divides none"
     assert counts.dropped == {"contaminated": 1} and counts.added == 1  # d1: 101 characters were left
     assert counts.tally.counts["contaminated_cut"]["characters"] == 400 + len(QUESTION) - 1
     for least, left in ((101, 1), (102, 0)):

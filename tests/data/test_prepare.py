@@ -364,6 +364,33 @@ def test_failure_budget(inputs, tmp_path):
         prepare.prepare(config(inputs, max_failed_share=0.004), tmp_path / "out2")
 
 
+@pytest.mark.parametrize("tries_again", [True, False])
+def test_failures_that_may_pass_end_one_run_only(inputs, tmp_path, monkeypatch, tries_again):
+    """What failed has gone by the next run: its output, and what it tells, are those of a run without a failure."""
+    monkeypatch.setattr(Short, "tries_again", tries_again)
+    apply, down = Short.apply, [True]
+
+    def fails(self, document, tally):
+        if down and len(document.text) % 7 == 0:
+            raise Failed("down")
+        verdict = apply(self, document, tally) if "seven seven seven" not in document.text else document
+        return document if isinstance(verdict, Drop) else verdict  # no event of any kind but of failures
+
+    monkeypatch.setattr(Short, "apply", fails)
+    wanted = config(inputs, stages=("short",))
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"failed in short.*down"):
+            prepare.prepare(wanted, tmp_path / "out")
+    down.clear()
+    if not tries_again:  # what a document does to a stage, it does again
+        with pytest.raises(RunError, match=r"failed in short.*down"):
+            prepare.prepare(wanted, tmp_path / "out")
+        return
+    prepare.prepare(wanted, tmp_path / "out")
+    prepare.prepare(wanted, tmp_path / "fresh")
+    assert outputs(tmp_path / "out") == outputs(tmp_path / "fresh")
+
+
 def test_user_errors(inputs, tmp_path):
     with pytest.raises(UserError, match=r"no stage 'shrt'; did you mean 'short'"):
         Config(stages=("shrt",))

@@ -46,7 +46,8 @@ def test_order_is_uniform(tmp_path):
 
 
 def test_two_documents_with_one_id_are_refused(tmp_path):
-    with pytest.raises(UserError, match="two documents of train/code have the id 'doc-7'"):
+    why = r"two documents of train/code have the id 'doc-7': id_field=none .* raw files; folders .* want a source name each"
+    with pytest.raises(UserError, match=why):
         order(tmp_path, [*IDS, "doc-7"], num_buckets=4)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lmjax.data.config import SplitConfig
-from lmjax.data.document import Document
+from lmjax.data.document import Document, grouped
 from lmjax.data.split import SPLITS, side, split_documents
 from lmjax.data.written import read_written, write_documents
 from lmjax.errors import UserError
@@ -74,6 +74,13 @@ def test_an_empty_group_is_none():
     """A column that only some rows fill: the others are divided by their texts."""
     for text in numbered(20):
         assert side(Document("d", text, "s", {"group": None}), HALF) == side(text_only(text), HALF)
+
+
+def test_a_group_of_its_own_moves_no_document():
+    """Whoever lets a model write more from what he has split keeps his held-out documents."""
+    documents = [text_only(text) for text in numbered(300)]
+    assert all(side(grouped(document), HALF) == side(document, HALF) for document in documents)
+    assert {side(document, HALF) for document in documents} == set(SPLITS)
 
 
 def test_shares_are_met():
