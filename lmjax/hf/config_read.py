@@ -10,7 +10,7 @@ from typing import Any
 from lmjax import config as configs
 from lmjax.config import did_you_mean
 from lmjax.errors import UserError
-from lmjax.hf.families import FAMILIES, GEMMA_KEYS, HARMLESS, REQUIRED, SCALING_KEYS, Family
+from lmjax.hf.families import FAMILIES, FIXED, GEMMA_KEYS, HARMLESS, REQUIRED, SCALING_KEYS, Family
 from lmjax.model.config import ModelConfig, RopeScaling
 
 
@@ -48,10 +48,11 @@ def check_keys(config: Mapping[str, Any], kind: str, family: Family, name: str) 
     if family.architecture not in architectures:
         raise UserError(f"{name}: architectures={architectures} is not supported; {family.architecture} is")
     known = HARMLESS | set(family.keys) | set(family.moe_keys) | family.window_keys | family.rope_keys | family.ignored
+    fixed = FIXED | family.fixed
     for key, value in config.items():
-        if key in family.fixed and value is not None and value not in family.fixed[key]:
-            raise UserError(f"{name}: {key}={value!r} is not supported for {kind}; {family.fixed[key][0]!r} is")
-        if key not in known and key not in family.fixed and value not in (None, False, [], {}):
+        if key in fixed and value is not None and value not in fixed[key]:
+            raise UserError(f"{name}: {key}={value!r} is not supported for {kind}; {fixed[key][0]!r} is")
+        if key not in known and key not in fixed and value not in (None, False, [], {}):
             raise UserError(f"{name}: {key}={value!r} is no known key of {kind}, and may change the maths")
 
 

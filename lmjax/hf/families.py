@@ -68,6 +68,8 @@ HARMLESS = {
     "output_router_logits", "return_dict", "chunk_size_feed_forward", "reorder_and_upcast_attn",
     "n_ctx", "gradient_checkpointing", "attn_implementation", "_attn_implementation", "_sliding_window_pattern",
 }  # fmt: skip
+# Keys that transformers reads in every family, and the values that we have the maths for: a false or a 0 here is no "not so".
+FIXED = {"is_causal": (True,), "partial_rotary_factor": (1.0,)}
 SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new")
 LLAMA_SPECIAL = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "tie_word_embeddings": False}
 GEMMA = {

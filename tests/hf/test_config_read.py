@@ -179,3 +179,13 @@ def test_which_layers_of_qwen_have_experts(keys, layers):
 def test_a_model_whose_experts_are_all_replaced_is_refused():
     with pytest.raises(UserError, match="leave no layer its experts"):
         config_read.read({**PUBLISHED["Qwen1.5 MoE A2.7B"][0], "decoder_sparse_step": 25})
+
+
+@pytest.mark.parametrize("key, value", [("is_causal", False), ("is_causal", 0), ("partial_rotary_factor", 0.0)])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_false_that_changes_the_maths_is_refused(name, key, value):
+    """transformers masks both ways by the first in every family: that a key is unknown and false does not make it harmless."""
+    with pytest.raises(UserError, match=f"{key}={value} is not supported for"):
+        config_read.read({**PUBLISHED[name][0], key: value})
+    content, _, _ = PUBLISHED[name]
+    assert config_read.read({**content, key: 1}) == config_read.read(content)
