@@ -59,11 +59,9 @@ def check_keys(config: Mapping[str, Any], kind: str, family: Family, name: str) 
 def read_windows(values: Mapping[str, Any], family: Family, num_layers: int, name: str) -> dict[str, Any]:
     """`sliding_window` and `layer_pattern`."""
     window = values.get("sliding_window")
-    if (
-        not family.window_keys
-        or window is None
-        or not values.get("use_sliding_window", "use_sliding_window" not in family.window_keys)
-    ):
+    # Families that do not read use_sliding_window have their windows whatever it says.
+    off = "use_sliding_window" in family.window_keys and not values.get("use_sliding_window", False)
+    if not family.window_keys or window is None or off:
         return {}
     kinds = values.get("layer_types")
     if kinds is None and "max_window_layers" in family.window_keys:

@@ -161,6 +161,15 @@ def test_scalings_of_version_4(scaling, expected):
     assert config_read.read(content)[1].rope_scaling == expected
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_only_qwen_reads_whether_it_uses_its_window(name):
+    content = {**PUBLISHED[name][0], "use_sliding_window": False}
+    if "Mixtral" in name:
+        content["sliding_window"] = 4096
+    kept = {"Mistral 7B v0.1": 4096, "Mixtral 8x7B v0.1": 4096, "Gemma 2 9B": 4096, "Gemma 3 1B": 512}
+    assert config_read.read(content)[1].sliding_window == kept.get(name)
+
+
 @pytest.mark.parametrize(
     "keys, layers",
     [
