@@ -161,6 +161,21 @@ def test_scalings_of_version_4(scaling, expected):
     assert config_read.read(content)[1].rope_scaling == expected
 
 
+@pytest.mark.parametrize(
+    "name, keys",
+    [
+        ("GPT-2", {"predict_special_tokens": True, "output_past": True, "_num_labels": 1, "n_special": 0}),
+        ("Llama 3.1 8B", {"unsloth_version": "2024.9", "unsloth_fixed": True, "_attn_implementation_autoset": True}),
+        ("Llama 3.1 8B", {"is_llama_config": True, "partial_rotary_factor": 1.0, "tokenizer_class": "LlamaTokenizer"}),
+        ("Llama 3.1 8B", {"max_length": 4096, "do_sample": True, "temperature": 0.9, "top_p": 0.6, "top_k": 50}),
+        ("Qwen3 8B", {"repetition_penalty": 1.05, "num_beams": 4, "num_return_sequences": 1, "min_length": 1}),
+    ],
+)
+def test_keys_of_published_files_that_change_no_logits(name, keys):
+    content = PUBLISHED[name][0]
+    assert config_read.read({**content, **keys}) == config_read.read(content)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_only_qwen_reads_whether_it_uses_its_window(name):
     content = {**PUBLISHED[name][0], "use_sliding_window": False}
