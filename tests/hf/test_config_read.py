@@ -176,6 +176,24 @@ def test_keys_of_published_files_that_change_no_logits(name, keys):
     assert config_read.read({**content, **keys}) == config_read.read(content)
 
 
+@pytest.mark.parametrize(
+    "name, keys, message",
+    [
+        ("Gemma 3 1B", {"layer_types": 1}, "layer_types=1 must be a list of texts"),
+        ("Gemma 3 1B", {"layer_types": [["full_attention"]]}, "layer_types=.* must be a list of texts"),
+        ("Gemma 3 1B", {"sliding_window_pattern": 0}, "sliding_window_pattern=0 must be at least 1"),
+        ("Gemma 3 1B", {"rope_local_base_freq": "x"}, "rope_local_base_freq='x' must be a number"),
+        ("Qwen2.5 7B, yarn", {"use_sliding_window": "yes"}, "use_sliding_window='yes' must be true or false"),
+        ("Qwen2.5 7B, yarn", {"use_sliding_window": True, "max_window_layers": "x"}, "max_window_layers='x' must be"),
+        ("Qwen2.5 7B, yarn", {"num_hidden_layers": "x"}, "num_hidden_layers='x' must be an integer"),
+        ("GPT-2", {"n_head": 0}, "n_head=0 must be at least 1"),
+    ],
+)
+def test_a_value_of_another_kind_is_told_in_a_line(name, keys, message):
+    with pytest.raises(UserError, match=message):
+        config_read.read({**PUBLISHED[name][0], **keys})
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_only_qwen_reads_whether_it_uses_its_window(name):
     content = {**PUBLISHED[name][0], "use_sliding_window": False}
