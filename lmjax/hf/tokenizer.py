@@ -27,8 +27,10 @@ PROBES = (
 )
 
 
-def write_tokenizer(folder: epath.Path, tokenizer: Tokenizer, max_length: int) -> None:
-    """Writes `tokenizer.json` and `tokenizer_config.json`.
+def write_tokenizer(
+    folder: epath.Path, tokenizer: Tokenizer, max_length: int, chat_template: str | list[dict[str, str]] | None = None
+) -> None:
+    """Writes `tokenizer.json` and `tokenizer_config.json`, which holds the chat template: there every version reads it.
 
     Raises:
       UserError: a SentencePiece model that does something which a `tokenizer.json` cannot say.
@@ -41,6 +43,7 @@ def write_tokenizer(folder: epath.Path, tokenizer: Tokenizer, max_length: int) -
     spelled = {name: library.id_to_token(id) for name, id in ids.items() if id is not None}
     own = (tokenizer.named or {}) if isinstance(tokenizer, HfTokenizer) else {}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **spelled, **own, "model_max_length": max_length}
+    config |= {} if chat_template is None else {"chat_template": chat_template}
     write_json(folder / CONFIG, {**config, "clean_up_tokenization_spaces": False})
 
 
