@@ -12,13 +12,14 @@ from lmjax import config as configs
 from lmjax import files
 from lmjax.checkpoint import save
 from lmjax.hf import export, load
+from lmjax.hf.chat import NO_CHAT, Chat, read_chat
 from lmjax.parts import build_parts
 from lmjax.sharding import mesh as meshes
 from lmjax.tokenizers import build as tokenizers
 from lmjax.train.config import RunConfig
 from lmjax.train.state import Weights
 from lmjax.trained import load_model
-from lmjax.workdir import RUN, TOKENIZER, absolute_paths, check_tokenizer
+from lmjax.workdir import RUN, TOKENIZER, absolute_paths, announce, check_tokenizer
 
 IMPORT_SEQ_LEN = 2048  # tokens of a row when an import is evaluated, at most
 
@@ -36,6 +37,8 @@ def import_hf(
     """
     kind, model = load.read_config(folder)
     own = load.read_tokenizer(folder) if tokenizer is None else tokenizers.load(tokenizer)
+    # Of another tokenizer the template may have no words, and the ids other meanings.
+    chat = read_chat(folder) if tokenizer is None else NO_CHAT
     path = epath.Path(workdir)
     rows = math.lcm(RunConfig().train.batch_size, jax.device_count())
     values: dict[str, Any] = {
@@ -56,7 +59,7 @@ def import_hf(
         "tokenizer": own.fingerprint(),
         "data": None,
         "code": files.code_version(),
-        "imported": {"family": kind, "from": os.fspath(folder)},
+        "imported": {"family": kind, "from": os.fspath(folder), "chat": chat._asdict()},
     }
     files.claim(path, "hf-import")
     files.empty(path)
@@ -78,6 +81,25 @@ def export_hf(workdir: os.PathLike | str, out: os.PathLike | str, step: int | No
     config = model.parts.config.model
     files.claim(path, "hf-export")
     files.empty(path)
-    kind = export.write_folder(path, config, model.params, model.tokenizer, dtype)
+    kind = export.write_folder(path, config, model.params, model.tokenizer, dtype, chat=find_chat(workdir))
     (path / files.UNFINISHED).unlink()
     return kind, model.step, model.tokenizer.vocab_size
+
+
+def find_chat(workdir: os.PathLike | str) -> Chat:
+    """What the import keeps that a run goes back to by `config.init_from`, whose tokenizer it must have; nothing without one."""
+    path, seen = epath.Path(workdir), set()
+    while path not in seen:
+        seen.add(path)
+        if not (path / RUN).exists():
+            announce(
+                [f"{path} is gone: if it went back to an import, the export lacks that one's chat template and ends"]
+            )
+            break
+        record = files.read_json(path / RUN)
+        if "imported" in record:
+            return Chat(**record["imported"].get("chat", {}))
+        if record["config"].get("init_from") is None:
+            break
+        path = epath.Path(record["config"]["init_from"])
+    return NO_CHAT

@@ -16,17 +16,20 @@ def write(model: ModelConfig) -> tuple[str, dict[str, Any]]:
       UserError: no family is this model; the differences to the nearest are named.
     """
     nearest: tuple[str, list[str]] | None = None
+    refusals = []
     for kind, family in FAMILIES.items():
         config = {"model_type": kind, "architectures": [family.architecture], **write_keys(model, kind, family)}
         try:
             differences = model.differences(read(config)[1])
-        except UserError:  # what the family always has, this model cannot have
+        except UserError as error:  # what the family always has, this model cannot have
+            refusals.append(f"{kind}: {error}")
             continue
         if not differences:
             return kind, config
         if nearest is None or len(differences) < len(nearest[1]):
             nearest = kind, differences
-    assert nearest is not None  # llama or gpt2 reads whatever is a model
+    if nearest is None:
+        raise UserError(f"no family has such a model; {refusals[0]}")
     raise UserError(
         f"no family has such a model; the nearest is {nearest[0]}, which differs in {'; '.join(nearest[1])}"
     )

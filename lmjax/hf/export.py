@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from lmjax.files import write_json
 from lmjax.hf import config_write, families, names
+from lmjax.hf.chat import GENERATION, NO_CHAT, Chat
 from lmjax.hf.load import CONFIG, INDEX, WEIGHTS
 from lmjax.hf.tokenizer import write_tokenizer
 from lmjax.model.config import ModelConfig
@@ -36,6 +37,7 @@ def write_folder(
     tokenizer: Tokenizer,
     dtype: str = "float32",
     shard_bytes: int = SHARD_BYTES,
+    chat: Chat = NO_CHAT,
 ) -> str:
     """Writes all files; returns the family.
 
@@ -45,6 +47,7 @@ def write_folder(
       tokenizer: whose vocabulary the model's is cut to.
       dtype: of the weights, "float32" or "bfloat16".
       shard_bytes: of a file, at most; one tensor always fits.
+      chat: of the import that the model comes from.
 
     Raises:
       UserError: no family has such a model.
@@ -52,16 +55,27 @@ def write_folder(
     folder = epath.Path(folder)
     model, params = folded(dataclasses.replace(model, vocab_size=tokenizer.vocab_size), params)
     kind, config = config_write.write(model)
-    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+    ids = {
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": all_ends(tokenizer, chat),
+        "pad_token_id": tokenizer.pad_id,
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(folder, tokenizer, model.max_length)
-    write_json(folder / "generation_config.json", {"_from_model_config": True, **ids})
+    write_tokenizer(folder, tokenizer, model.max_length, chat.template)
+    write_json(folder / GENERATION, {"_from_model_config": True, **ids})
     family = families.FAMILIES[kind]
     arrays = stored_arrays(model, params, family, DTYPES[dtype])
     write_shards(folder, arrays, shard_bytes)
     # Version 4 reads torch_dtype, version 5 dtype. Last, so that a folder without it is not finished.
     write_json(folder / CONFIG, {**config, **ids, "torch_dtype": dtype, "dtype": dtype})
     return kind
+
+
+def all_ends(tokenizer: Tokenizer, chat: Chat) -> int | list[int] | None:
+    """The ends of chats and the tokenizer's, by which our documents end."""
+    if not chat.ends:
+        return tokenizer.eos_id
+    return chat.ends if tokenizer.eos_id in (None, *chat.ends) else [*chat.ends, tokenizer.eos_id]
 
 
 def stored_arrays(

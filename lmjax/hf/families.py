@@ -66,8 +66,18 @@ HARMLESS = {
     "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
     "output_hidden_states", "output_attentions",
     "output_router_logits", "return_dict", "chunk_size_feed_forward", "reorder_and_upcast_attn",
-    "n_ctx", "gradient_checkpointing", "attn_implementation", "_attn_implementation", "_sliding_window_pattern",
+    "n_ctx", "gradient_checkpointing", "attn_implementation", "_attn_implementation", "_attn_implementation_autoset",
+    "_sliding_window_pattern", "predict_special_tokens", "output_past", "_num_labels", "tokenizer_class", "is_llama_config",
+    "unsloth_version", "unsloth_fixed",
+    # how texts are drawn: of config.json before generation_config.json was
+    "max_length", "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
+    "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores", "return_dict_in_generate",
+    "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
+    "begin_suppress_tokens", "decoder_start_token_id", "prefix",
 }  # fmt: skip
+# Keys that transformers reads in every family, and the values that we have the maths for: a false or a 0 here is no "not so".
+FIXED = {"is_causal": (True,), "partial_rotary_factor": (1.0,)}
 SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new")
 LLAMA_SPECIAL = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "tie_word_embeddings": False}
 GEMMA = {

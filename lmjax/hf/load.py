@@ -80,7 +80,7 @@ def find_tensors(folder: os.PathLike | str) -> dict[str, epath.Path]:
             raise UserError(f"{folder} holds neither {WEIGHTS} nor {INDEX}: only safetensors are read")
         shards, listed = [WEIGHTS], None
     else:
-        listed = read_json(folder / INDEX).get("weight_map", {})
+        listed = read_index(folder / INDEX)
         shards = sorted(set(listed.values()))
     absent = [shard for shard in shards if not (folder / shard).exists()]
     if absent:
@@ -94,6 +94,15 @@ def find_tensors(folder: os.PathLike | str) -> dict[str, epath.Path]:
             f"{folder / INDEX} names tensors that are in no file: {show(sorted(listed.keys() - found.keys()))}"
         )
     return found
+
+
+def read_index(path: epath.Path) -> dict[str, str]:
+    """Name of each tensor → the name of its file, by the index."""
+    index = read_json(path)
+    listed = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
+        raise UserError(f"{path} has no weight_map from the names of tensors to those of files")
+    return listed
 
 
 def show(items: Iterable[str]) -> str:

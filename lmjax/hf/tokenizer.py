@@ -1,5 +1,6 @@
 """Our tokenizers as a `tokenizer.json` with its config: the same ids, and <bos> before each text once. No jax."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +27,10 @@ PROBES = (
 )
 
 
-def write_tokenizer(folder: epath.Path, tokenizer: Tokenizer, max_length: int) -> None:
-    """Writes `tokenizer.json` and `tokenizer_config.json`.
+def write_tokenizer(
+    folder: epath.Path, tokenizer: Tokenizer, max_length: int, chat_template: str | list[dict[str, str]] | None = None
+) -> None:
+    """Writes `tokenizer.json` and `tokenizer_config.json`, which holds the chat template: there every version reads it.
 
     Raises:
       UserError: a SentencePiece model that does something which a `tokenizer.json` cannot say.
@@ -40,12 +43,30 @@ def write_tokenizer(folder: epath.Path, tokenizer: Tokenizer, max_length: int) -
     spelled = {name: library.id_to_token(id) for name, id in ids.items() if id is not None}
     own = (tokenizer.named or {}) if isinstance(tokenizer, HfTokenizer) else {}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **spelled, **own, "model_max_length": max_length}
+    config |= {} if chat_template is None else {"chat_template": chat_template}
     write_json(folder / CONFIG, {**config, "clean_up_tokenization_spaces": False})
 
 
 def from_hf(folder: epath.Path, tokenizer: HfTokenizer) -> str:
-    """As it came."""
-    return tokenizer.model
+    """As it came; where ours begins texts with a <bos> that the file does not put there, with it put there."""
+    library = tokenizers.Tokenizer.from_str(tokenizer.model)
+    if tokenizer.bos_id is None or library.encode("").ids[:1] == [tokenizer.bos_id]:
+        return tokenizer.model
+    bos = library.id_to_token(tokenizer.bos_id)
+    values = json.loads(tokenizer.model)
+    before = values.get("post_processor") or {"type": "Sequence", "processors": []}
+    steps = before["processors"] if before["type"] == "Sequence" else [before]
+    # A second template after one that adds tokens takes these for a second text: the one that is there begins with <bos>.
+    template = next((step for step in steps if step["type"] == "TemplateProcessing"), None)
+    if template is None:
+        text, other = ({"Sequence": {"id": id, "type_id": type_id}} for type_id, id in enumerate("AB"))
+        template = {"type": "TemplateProcessing", "single": [text], "pair": [text, other], "special_tokens": {}}
+        steps = [*steps, template]
+    for name in ("single", "pair"):
+        template[name] = [{"SpecialToken": {"id": bos, "type_id": 0}}, *template[name]]
+    template["special_tokens"][bos] = {"id": bos, "ids": [tokenizer.bos_id], "tokens": [bos]}
+    values["post_processor"] = {"type": "Sequence", "processors": steps}
+    return json.dumps(values, ensure_ascii=False)
 
 
 def from_bytes(folder: epath.Path, tokenizer: ByteTokenizer) -> str:

@@ -162,6 +162,48 @@ def test_scalings_of_version_4(scaling, expected):
 
 
 @pytest.mark.parametrize(
+    "name, keys",
+    [
+        ("GPT-2", {"predict_special_tokens": True, "output_past": True, "_num_labels": 1, "n_special": 0}),
+        ("Llama 3.1 8B", {"unsloth_version": "2024.9", "unsloth_fixed": True, "_attn_implementation_autoset": True}),
+        ("Llama 3.1 8B", {"is_llama_config": True, "partial_rotary_factor": 1.0, "tokenizer_class": "LlamaTokenizer"}),
+        ("Llama 3.1 8B", {"max_length": 4096, "do_sample": True, "temperature": 0.9, "top_p": 0.6, "top_k": 50}),
+        ("Qwen3 8B", {"repetition_penalty": 1.05, "num_beams": 4, "num_return_sequences": 1, "min_length": 1}),
+    ],
+)
+def test_keys_of_published_files_that_change_no_logits(name, keys):
+    content = PUBLISHED[name][0]
+    assert config_read.read({**content, **keys}) == config_read.read(content)
+
+
+@pytest.mark.parametrize(
+    "name, keys, message",
+    [
+        ("Gemma 3 1B", {"layer_types": 1}, "layer_types=1 must be a list of texts"),
+        ("Gemma 3 1B", {"layer_types": [["full_attention"]]}, "layer_types=.* must be a list of texts"),
+        ("Gemma 3 1B", {"sliding_window_pattern": 0}, "sliding_window_pattern=0 must be at least 1"),
+        ("Gemma 3 1B", {"rope_local_base_freq": "x"}, "rope_local_base_freq='x' must be a number"),
+        ("Qwen2.5 7B, yarn", {"use_sliding_window": "yes"}, "use_sliding_window='yes' must be true or false"),
+        ("Qwen2.5 7B, yarn", {"use_sliding_window": True, "max_window_layers": "x"}, "max_window_layers='x' must be"),
+        ("Qwen2.5 7B, yarn", {"num_hidden_layers": "x"}, "num_hidden_layers='x' must be an integer"),
+        ("GPT-2", {"n_head": 0}, "n_head=0 must be at least 1"),
+    ],
+)
+def test_a_value_of_another_kind_is_told_in_a_line(name, keys, message):
+    with pytest.raises(UserError, match=message):
+        config_read.read({**PUBLISHED[name][0], **keys})
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_only_qwen_reads_whether_it_uses_its_window(name):
+    content = {**PUBLISHED[name][0], "use_sliding_window": False}
+    if "Mixtral" in name:
+        content["sliding_window"] = 4096
+    kept = {"Mistral 7B v0.1": 4096, "Mixtral 8x7B v0.1": 4096, "Gemma 2 9B": 4096, "Gemma 3 1B": 512}
+    assert config_read.read(content)[1].sliding_window == kept.get(name)
+
+
+@pytest.mark.parametrize(
     "keys, layers",
     [
         ({"decoder_sparse_step": 4}, [3, 7, 11, 15, 19, 23]),
@@ -179,3 +221,13 @@ def test_which_layers_of_qwen_have_experts(keys, layers):
 def test_a_model_whose_experts_are_all_replaced_is_refused():
     with pytest.raises(UserError, match="leave no layer its experts"):
         config_read.read({**PUBLISHED["Qwen1.5 MoE A2.7B"][0], "decoder_sparse_step": 25})
+
+
+@pytest.mark.parametrize("key, value", [("is_causal", False), ("is_causal", 0), ("partial_rotary_factor", 0.0)])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_false_that_changes_the_maths_is_refused(name, key, value):
+    """transformers masks both ways by the first in every family: that a key is unknown and false does not make it harmless."""
+    with pytest.raises(UserError, match=f"{key}={value} is not supported for"):
+        config_read.read({**PUBLISHED[name][0], key: value})
+    content, _, _ = PUBLISHED[name]
+    assert config_read.read({**content, key: 1}) == config_read.read(content)

@@ -113,6 +113,7 @@ def test_the_family_is_chosen_by_the_fields(fields, kind):
         ({"moe": MoeConfig(4, 2, scores="sigmoid")}, "moe="),
         ({"moe": MoeConfig(4, 2, capacity_factor=1.5)}, "moe="),
         ({"moe": MoeConfig(4, 2, every=2, shared_d_ff=8)}, "moe="),
+        ({"position": "none", "d_model": 64, "head_dim": 11}, "no family.*llama: rope needs an even head_dim, not 11"),
     ],
 )
 def test_what_no_family_has_is_named(fields, message):

@@ -87,7 +87,20 @@ def rewrite(folder, change):
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_parameters": {"rope_type": "linear"}}, "lacks its factor"),
         ({"hidden_size": None}, "lacks hidden_size"),
-        ({"hidden_size": "48"}, "d_model='48' must be an integer"),
+        ({"hidden_size": "48"}, "hidden_size='48' must be an integer"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0 must be at least 1"),
+        ({"model_type": []}, "model_type=\\[\\] is not supported"),
+        ({"architectures": True}, "architectures=True must be a list of texts"),
+        ({"rope_scaling": "x"}, "rope_scaling='x' must be an object"),
+        ({"rope_theta": "x", "rope_parameters": None}, "rope_theta='x' must be a number"),
+        ({"rope_parameters": {"full_attention": 3}}, "full_attention=3 must be an object"),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type=.* must be a text"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": "x"}}, "rope factor='x' must be a number"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, "factor=0.5 must be at least 1"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": "a", "mscale_all_dim": 1}},
+            "mscale='a' must",
+        ),
         ({"num_key_value_heads": 3}, "does not divide"),
     ],
 )
@@ -110,6 +123,15 @@ def test_a_tied_head_that_differs_is_refused_and_a_copy_is_not(tmp_path):
     safetensors.numpy.save_file(tensors, path)
     with pytest.raises(UserError, match=r"tie_word_embeddings is true, but lm_head.weight is not"):
         imported(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "index", [[], {"weight_map": ["model.norm.weight"]}, {"weight_map": {"model.norm.weight": 1}}, {"metadata": {}}]
+)
+def test_an_index_that_names_no_files_is_refused(index, folder):
+    (folder / load.INDEX).write_text(json.dumps(index))
+    with pytest.raises(UserError, match=f"{load.INDEX} has no weight_map"):
+        imported(folder)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import peer
 import pytest
 from etils import epath
 from test_load import imported, logits
+from tokenizers import processors
 
 from lmjax.cli import main
 from lmjax.data.config import TokenizerConfig
@@ -189,6 +190,22 @@ def test_a_tokenizer_json_keeps_its_special_tokens(tmp_path):
     library.post_processor = None
     (tmp_path / "tokenizer.json").write_text(library.to_str())
     assert HfTokenizer.read(tmp_path / "tokenizer.json").bos_id is None
+
+
+ENDS = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 2)])
+
+
+@pytest.mark.parametrize("before", [None, ENDS, processors.ByteLevel(), processors.Sequence([ENDS])])
+def test_bos_is_put_first_where_a_bare_tokenizer_json_does_not(before, tmp_path):
+    """Without a tokenizer_config.json the usual names count, and ours begins each text with <bos>."""
+    library = peer.word_tokenizer()
+    library.post_processor = before
+    own = HfTokenizer(library.to_str())
+    ids = library.encode("w5 w6").ids
+    assert own.bos_id == 1 and ids[:2] == own.encode("w5 w6").tolist()
+    assert exported(own, tmp_path)("w5 w6").input_ids == [1, *ids]
+    again = HfTokenizer.read(tmp_path / "tokenizer.json")
+    assert (again.bos_id, again.eos_id, again.pad_id) == (own.bos_id, own.eos_id, own.pad_id)
 
 
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
