@@ -54,6 +54,7 @@ from lmjax.files import (
     TEMPORARY,
     UNFINISHED,
     Manifest,
+    check_apart,
     claim,
     code_version,
     empty,
@@ -241,7 +242,11 @@ def prepare(
     stages = [getattr(config, name) for name in config.stages]
     warn_unused(config)
     files = {stage.name: list(stage.files()) for stage in stages}
+    named = [path for given in config.sources.values() for path in given.paths]
+    named += [path for paths in files.values() for path in paths]
+    check_apart(out, [*documents, *named, *([config.tokenizer] if config.tokenizer else [])])
     units = open_units(config.sources, config.shard_bytes, documents, source)
+    check_apart(out, (path for unit in units for _, path in unit.files))  # a link may lead to it
     out = Path(out)
     with claimed(out), open_engine(config.engine, config.num_workers, config.ray_address, progress) as engine:
         work = out / WORK

@@ -23,7 +23,7 @@ from lmjax.data.inputs import find_files
 from lmjax.data.read import Counts, read_documents
 from lmjax.data.written import SUFFIX, DocumentWriter, read_written
 from lmjax.errors import UserError
-from lmjax.files import MANIFEST, UNFINISHED, Manifest, read_manifest, run_stage, sha256_file, sha256_json
+from lmjax.files import MANIFEST, UNFINISHED, Manifest, check_apart, read_manifest, run_stage, sha256_file, sha256_json
 
 SPLITS = ("train", "validation", "test")
 Reader = Callable[[Counts], Iterator[Document]]
@@ -50,6 +50,7 @@ def split_documents(
     Raises:
       UserError: no document was read, or a split with a share got none of so few.
     """
+    check_apart(out, [inputs] if isinstance(inputs, str | os.PathLike) else inputs)
     readers, fingerprints = open_inputs(inputs, source, config)
     return run_stage(out, "split", fingerprints, to_dict(config), lambda folder: write_splits(readers, folder, config))
 

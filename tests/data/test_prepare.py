@@ -380,6 +380,46 @@ def test_user_errors(inputs, tmp_path):
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
+@pytest.mark.parametrize("how", ["it is one", "it holds one", "of a source", "a link", "of a stage", "a tokenizer"])
+def test_an_output_that_would_delete_its_input_is_refused(tmp_path, how):
+    (tmp_path / "in.jsonl").write_text('{"text": "x"}\n')
+    out = tmp_path / "out"
+    raw = [str(tmp_path / "in.jsonl")]
+    prepare.prepare(Config(), out, raw, "web")
+    (out / "mine.jsonl").write_text('{"text": "mine"}\n')
+    (tmp_path / "links").mkdir()
+    os.symlink(out / "mine.jsonl", tmp_path / "links" / "a.jsonl")
+    before = outputs(out)
+    wanted, documents, source = {
+        "it is one": (Config(), [f"{out}/"], None),
+        "it holds one": (Config(), [str(out / "mine.jsonl")], "web"),
+        "of a source": (Config(sources={"web": InputConfig((str(out),))}), [], None),
+        "a link": (Config(), [str(tmp_path / "links")], "web"),
+        "of a stage": (
+            Config(
+                stages=("exact_dedup",),
+                exact_dedup=dataclasses.replace(prepare.PrepareConfig().exact_dedup, earlier=(str(out),)),
+            ),
+            raw,
+            "web",
+        ),
+        "a tokenizer": (Config(tokenizer=str(out / "tokenizer")), raw, "web"),
+    }[how]
+    with pytest.raises(UserError, match=r"is, or holds, the input .*, which it would delete"):
+        prepare.prepare(wanted, out, documents, source)
+    assert outputs(out) == before
+
+
+def test_an_output_inside_an_input_is_refused(tmp_path):
+    """The second time it would be read as input."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "x"}\n')
+    with pytest.raises(UserError, match="lies in the input"):
+        prepare.prepare(Config(), tmp_path / "in" / "out", [str(tmp_path / "in")], "web")
+    assert not (tmp_path / "in" / "out").exists()
+    prepare.prepare(Config(), tmp_path / "in" / "out", [str(tmp_path / "in" / "a.jsonl")], "web")
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_an_empty_file_among_others(tmp_path, first):
     (tmp_path / "in").mkdir()
