@@ -19,7 +19,7 @@ from etils import epath
 from lmjax.config import to_dict
 from lmjax.data.config import SplitConfig
 from lmjax.data.document import Document, draw
-from lmjax.data.inputs import find_files
+from lmjax.data.inputs import find_files, published
 from lmjax.data.read import Counts, read_documents
 from lmjax.data.written import SUFFIX, DocumentWriter, read_written
 from lmjax.errors import UserError
@@ -111,10 +111,10 @@ def made_sources(folder: epath.Path, manifest: Manifest) -> dict[str, Reader]:
             counts.keep()
             yield document
 
+    hashes = manifest.content.get("files", {})
     readers = {
-        name.removesuffix(SUFFIX): lambda counts, path=folder / name, sha256=sha256: read(counts, path, sha256)
-        for name, sha256 in manifest.content.get("files", {}).items()
-        if name.endswith(SUFFIX) and "/" not in name
+        name.removesuffix(SUFFIX): lambda counts, path=folder / name, sha256=hashes[name]: read(counts, path, sha256)
+        for name in ([] if manifest.stage == "split" else published(manifest))
     }
     if not readers:
         raise UserError(f"{folder} was made by `lmjax {manifest.stage}`: it holds no documents to split")
