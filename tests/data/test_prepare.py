@@ -324,6 +324,19 @@ def test_the_counts_of_each_verdict():
     assert told["bytes_kept"] == sum(len(document.text.encode()) for document in kept) < told["bytes_read"]
 
 
+def test_a_replaced_document_has_an_event_of_its_own():
+    """Else --explain would deny that it was ever there; one that stays beside others needs none."""
+    document, events = Document("a", "text", "s"), []
+    counts = Counts("cut", lambda event, _: events.append((event.id, event.what, event.detail)))
+    others = [dataclasses.replace(document, id=f"a#{i}") for i in range(5)]
+    list(counts.settle(document, others))
+    assert events[0] == ("a", "replaced", {"by": ["a#0", "a#1", "a#2"], "documents": 5})
+    assert events[1:] == [(other.id, "added", {"from": "a"}) for other in others]
+    events.clear()
+    list(counts.settle(document, [document, others[0]]))
+    assert events == [("a#0", "added", {"from": "a"})]
+
+
 def test_a_document_lost_between_stages_is_seen():
     rows = [{"stage": name, "sources": {"web": {"read": 5, "kept": kept}}} for name, kept in (("read", 5), ("once", 4))]
     counts = {"read": 3, "added": 1, "kept": 2, "dropped": {"short": 1}, "failed": 1}
