@@ -62,6 +62,7 @@ def estimate(
     stages = [getattr(config, name) for name in config.stages]
     hashes = {stage.name: {path: fingerprint(path) for path in stage.files()} for stage in stages}
     units = open_units(config.sources, config.shard_bytes, documents, source)
+    prepare.check_sources(stages, units)
     with tempfile.TemporaryDirectory(prefix="lmjax-dry-run-") as folder:
         sampled, drawn = {}, []
         for name in dict.fromkeys(unit.source for unit in units):

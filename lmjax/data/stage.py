@@ -12,7 +12,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -71,6 +71,10 @@ class Stage:
           UserError: one is missing, or an extra is not installed. Called before anything runs.
         """
         return ()
+
+    def sources_named(self) -> Mapping[str, Iterable[str]]:
+        """Option → sources that it names: one that is not read is a mistake, which would do nothing in silence."""
+        return {}
 
     def finish(self, tally: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
         """JSON for the stage's part of the report, once all shards are done.

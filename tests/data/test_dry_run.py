@@ -43,9 +43,10 @@ def test_a_sample_of_a_large_source_comes_near(tmp_path, suffix):
             for i in range(1500)
         ]
         opened = gzip.open if suffix.endswith("gz") else open
-        with opened(tmp_path / f"{part}.{suffix}", "wt") as file:
+        (tmp_path / "in").mkdir(exist_ok=True)
+        with opened(tmp_path / "in" / f"{part}.{suffix}", "wt") as file:
             file.writelines(lines)
-    sources = {"web": InputConfig((str(tmp_path),))}
+    sources = {"web": InputConfig((str(tmp_path / "in"),))}
     config = test_prepare.Config(sources=sources, stages=("short",), max_failed_share=0.2)
     row = dry_run.estimate(config, [], None, 300)["sources"]["web"]
     prepare.prepare(config, tmp_path / "out")

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import pytest
 
-from lmjax.data import engine, passes, prepare, report
+from lmjax.data import dry_run, engine, passes, prepare, report
 from lmjax.data.document import Document
 from lmjax.data.engine import Engine, Task
 from lmjax.data.stage import Counts, Drop, Failed, GlobalStage, MapStage, Shard, Tally, Verdict, run
@@ -391,6 +391,26 @@ def test_user_errors(inputs, tmp_path):
     with pytest.raises(UserError, match="not the output of a stage"):
         prepare.prepare(config(inputs), tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "stage, option, value",
+    [
+        ("clean", "code_sources", ("wbe",)),
+        ("language", "skip_sources", ("web", "wbe")),
+        ("license", "sources", {"wbe": "MIT"}),
+    ],
+)
+def test_a_source_that_is_not_read_is_named(inputs, tmp_path, stage, option, value):
+    """The option would do nothing, in silence."""
+    options = dataclasses.replace(getattr(prepare.PrepareConfig(), stage), **{option: value})
+    wanted = config(inputs, stages=(stage,), **{stage: options})
+    says = pytest.raises(UserError, match=rf"config\.{stage}\.{option}: no source 'wbe' is read; did you mean 'web'")
+    with says:
+        prepare.prepare(wanted, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with says:
+        dry_run.estimate(wanted, [], None, 10)
 
 
 @pytest.mark.parametrize("how", ["it is one", "it holds one", "of a source", "a link", "of a stage", "a tokenizer"])
