@@ -6,6 +6,7 @@ import html
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -506,7 +507,7 @@ def test_dealt_by_a_field_each_value_is_a_source(tmp_path):
     sources = {"web": InputConfig((str(tmp_path / "in.jsonl"),))}
     manifest, _ = prepare.prepare(Config(sources=sources, deal_by="language", shard_bytes=100), tmp_path / "out")
     found = {name: list(read_written(tmp_path / "out" / f"{name}.jsonl.zst")) for name in manifest.counts["sources"]}
-    assert list(found) == ["web-de", "web-en", "web-unknown", "web-zh_Hant"]
+    assert list(found) == ["web-de", "web-en", "web-unknown", "web-zh_Hant_fc5d7c87"]
     assert [document.id for document in found["web-de"]] == [str(i) for i in range(1, 50, 4)]
     assert {document.source for document in found["web-unknown"]} == {"web-unknown"}
     assert manifest.counts["documents"] == 50
@@ -514,12 +515,20 @@ def test_dealt_by_a_field_each_value_is_a_source(tmp_path):
     assert not skipped and list(manifest.counts["sources"]) == ["web"]
 
 
+def test_different_values_are_dealt_apart():
+    """Also where a name cannot show what is different; only what says nothing is unknown."""
+    values = ["a", "0", "a/b", "a_b", "a-b", "日本", "文学", "x" * 300, "x" * 301, "\ud800", "unknown", False, 1.5]
+    names = [passes.value_name(value) for value in values]
+    assert len(set(names)) == len(values) and all(re.fullmatch(r"[A-Za-z0-9_.]{1,120}", name) for name in names)
+    assert [passes.value_name(value) for value in (0, "en", None, "")] == ["0", "en", "unknown", "unknown"]
+
+
 def test_dealt_by_a_field_of_long_and_of_many_values(tmp_path, monkeypatch):
     """What names files must fit in a name; what is different in each document is no source."""
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": "x", "f": c * 300}) + "\n" for c in "abcd"))
     wanted = Config(sources={"web": InputConfig((str(tmp_path / "in.jsonl"),))}, deal_by="f")
     manifest, _ = prepare.prepare(wanted, tmp_path / "out")
-    assert list(manifest.counts["sources"]) == [f"web-{c * 100}" for c in "abcd"]
+    assert [name[:104] for name in manifest.counts["sources"]] == [f"web-{c * 100}" for c in "abcd"]
     monkeypatch.setattr(passes, "VALUES", 3)
     with pytest.raises(UserError, match=r"config.deal_by='f' has more than 3 values.*: name a field of few"):
         prepare.prepare(wanted, tmp_path / "many")
