@@ -4,8 +4,11 @@ import gzip
 import json
 import random
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import test_prepare
+import zstandard
 
 from lmjax.data import dry_run, prepare
 from lmjax.data.config import DataConfig
@@ -54,6 +57,41 @@ def test_a_sample_of_a_large_source_comes_near(tmp_path, suffix):
     assert not row["exact"] and row["sampled"] == 300
     assert row["documents"] == pytest.approx(kept["kept"], rel=0.35)
     assert row["tokens"] == pytest.approx(kept["tokens_kept"], rel=0.35)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "warc.gz"])
+def test_what_is_no_text_is_part_of_the_file(tmp_path, suffix):
+    """Short texts, much meta: bytes of text say nothing of how far a file was read."""
+    rng = random.Random(0)
+    rows = [{"text": f"text {i}", "other": "".join(rng.choices("abcdefgh ", k=800))} for i in range(3000)]
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif suffix == "warc.gz":
+        path.write_bytes(b"".join(gzip.compress(page(row["text"], row["other"])) for row in rows))
+    else:
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        squeeze = {"jsonl": bytes, "jsonl.gz": gzip.compress, "jsonl.zst": zstandard.compress}[suffix]
+        path.write_bytes(squeeze(data))
+    config = test_prepare.Config(sources={"web": InputConfig((str(path),))})
+    row = dry_run.estimate(config, [], None, 100)["sources"]["web"]
+    assert not row["exact"] and row["sampled"] == 100
+    assert row["documents"] == pytest.approx(3000, rel=0.1)
+
+
+def page(text: str, other: str) -> bytes:
+    """A record of an archive."""
+    body = text.encode()
+    head = f"WARC/1.0\r\nWARC-Type: conversion\r\nX-Other: {other}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body + b"\r\n\r\n"
+
+
+def test_files_of_a_document_each(tmp_path):
+    for i in range(300):
+        (tmp_path / f"{i:03d}.txt").write_text("some text " * 20)
+    config = test_prepare.Config(sources={"web": InputConfig((str(tmp_path),))})
+    row = dry_run.estimate(config, [], None, 10)["sources"]["web"]
+    assert (row["sampled"], row["documents"], row["exact"]) == (10, 300, False)
 
 
 def test_nothing_left(tmp_path):
