@@ -15,14 +15,14 @@ from typing import Any
 
 from etils import epath
 
-from lmjax.data import passes, prepare
+from lmjax.data import passes, prepare, publish
 from lmjax.data.compression import Fault, decompressed, raw_blocks, salvaged, small_blocks
-from lmjax.data.engine import LocalEngine, Progress
+from lmjax.data.engine import Engine, LocalEngine, Progress
 from lmjax.data.inputs import PARQUET_SUFFIX, WARC_SUFFIXES, known_suffix
 from lmjax.data.mixture import Budget, budget
 from lmjax.data.read import RECORD_BYTES, Counts
 from lmjax.data.report import collect
-from lmjax.data.stage import GlobalStage
+from lmjax.data.stage import GlobalStage, Shard
 from lmjax.data.units import Unit, fingerprint, open_units
 from lmjax.data.web import OPENING, read_archive
 from lmjax.data.written import SUFFIX, DocumentWriter
@@ -60,8 +60,9 @@ def estimate(
       progress: is told of tasks done.
 
     Returns:
-      {"stages": rows of the sample, "sources": {source: {files, file_bytes, sampled, documents, tokens, exact}}, "budget": the
-      mixture's rows, "whole_only": the stages whose drops a sample understates}.
+      {"stages": rows of the sample, "sources": {source: {files, file_bytes, sampled, documents, tokens, exact}}, "dealt": {source
+      that `deal_by` makes: {documents, tokens, exact}}, "budget": the mixture's rows, "whole_only": the stages whose drops a
+      sample understates}.
     """
     stages = [getattr(config, name) for name in config.stages]
     hashes = {stage.name: {path: fingerprint(path) for path in stage.files()} for stage in stages}
@@ -76,17 +77,41 @@ def estimate(
         with LocalEngine(0, progress) as engine:
             done = prepare.run_passes(config, stages, drawn, hashes, Path(folder) / prepare.WORK, engine)
             values = collect(config.tokenizer, done)
-    sources = {name: extrapolate(name, units, sampled[name], values) for name in sampled}
-    tokens = {name: row["tokens"] for name, row in sources.items()}
+            sources = {name: extrapolate(name, units, sampled[name], values) for name in sampled}
+            dealt = deal(config, sources, done[-1].shards, Path(folder) / prepare.WORK, engine)
+    tokens = {name: row["tokens"] for name, row in (dealt or sources).items()}
     whole_only = [stage.name for stage in stages if isinstance(stage, GlobalStage)]
     rows = [{"stage": stage["stage"], **stage["total"]} for stage in values["stages"]]
-    return {"stages": rows, "sources": sources, "budget": run_budget(config, tokens), "whole_only": whole_only}
+    mixed = run_budget(config, tokens)
+    return {"stages": rows, "sources": sources, "dealt": dealt, "budget": mixed, "whole_only": whole_only}
+
+
+def deal(
+    config: prepare.PrepareConfig, sources: dict[str, Any], shards: Sequence[Shard], work: Path, engine: Engine
+) -> dict[str, dict[str, Any]]:
+    """What the sources that `deal_by` makes hold: of the estimate of theirs as much as of its sample."""
+    dealt: dict[str, dict[str, Any]] = {}
+    for name, row in sources.items() if config.deal_by else ():
+        own = [shard for shard in shards if shard.source == name]
+        documents, text_bytes = (max(1, sum(getattr(s, key) for s in own)) for key in ("documents", "text_bytes"))
+        for shard in publish.deal(own, config.deal_by, work, engine):
+            part = dealt.setdefault(shard.source, {"documents": 0.0, "tokens": 0.0, "exact": row["exact"]})
+            part["documents"] += row["documents"] * shard.documents / documents
+            part["tokens"] += row["tokens"] * shard.text_bytes / text_bytes
+    return {
+        name: row | {key: round(row[key]) for key in ("documents", "tokens")} for name, row in sorted(dealt.items())
+    }
 
 
 def run_budget(config: prepare.PrepareConfig, tokens: dict[str, int]) -> list[Budget]:
-    """What a run reads of each source; where its length is not given, as many tokens as there are."""
-    tokens = {name: count for name, count in tokens.items() if count}
-    if not tokens:
+    """What a run reads of each source; where its length is not given, as many tokens as there are.
+
+    A source that has none left takes no part, but its name is known.
+    """
+    by_name = [config.data.weights, config.data.max_epochs, config.data.max_tokens]
+    named = {name for given in (*by_name, *(stage.weights for stage in config.data.stages)) for name in given}
+    tokens = {name: count for name, count in tokens.items() if count or name in named}
+    if not any(tokens.values()):
         raise UserError("no document of the sample is left: there is nothing to mix")
     return budget(tokens, config.data, config.run_tokens or sum(tokens.values()), config.run_steps)
 
@@ -207,6 +232,9 @@ def tables(estimated: dict[str, Any]) -> Iterator[Any]:
             name, f"{row['files']:,}", f"{row['file_bytes']:,}", f"{row['sampled']:,}", f"{about}{row['documents']:,}",
             f"{about}{row['tokens']:,}",
         )  # fmt: skip
+    for name, row in estimated["dealt"].items():
+        about = "" if row["exact"] else "about "
+        sources.add_row(name, "", "", "", f"{about}{row['documents']:,}", f"{about}{row['tokens']:,}")
     yield sources
     mixture = Table(
         "source", "share of the run", "tokens read", "epochs", title="the run's tokens (config.data, config.run_tokens)"

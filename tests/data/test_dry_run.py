@@ -12,6 +12,7 @@ import zstandard
 
 from lmjax.data import dry_run, prepare
 from lmjax.data.config import DataConfig
+from lmjax.data.report import BYTES_PER_TOKEN
 from lmjax.data.units import InputConfig
 from lmjax.errors import UserError
 from lmjax.files import read_json
@@ -92,6 +93,38 @@ def test_files_of_a_document_each(tmp_path):
     config = test_prepare.Config(sources={"web": InputConfig((str(tmp_path),))})
     row = dry_run.estimate(config, [], None, 10)["sources"]["web"]
     assert (row["sampled"], row["documents"], row["exact"]) == (10, 300, False)
+
+
+def test_sources_that_are_dealt_are_mixed(tmp_path):
+    """By the names and with the tokens that the output has."""
+    rows = [{"text": "some text " * (1 + i % 7), "language": ("en", "de", "en")[i % 3]} for i in range(90)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = test_prepare.Config(
+        sources={"web": InputConfig((str(tmp_path / "in.jsonl"),))},
+        deal_by="language",
+        data=DataConfig(weights={"web-de": 1.0, "web-en": 3.0}),
+    )
+    estimated = dry_run.estimate(config, [], None, 100)
+    manifest, _ = prepare.prepare(config, tmp_path / "out")
+    for name, counts in manifest.counts["sources"].items():
+        row = estimated["dealt"][name]
+        assert row["exact"] and row["documents"] == counts["documents"]
+        assert row["tokens"] == pytest.approx(counts["bytes"] / BYTES_PER_TOKEN, abs=1)
+    assert [row.source for row in estimated["budget"]] == ["web-de", "web-en"]
+    assert "web-de" in str([list(column.cells) for column in list(dry_run.tables(estimated))[1].columns])
+
+
+def test_a_source_without_tokens_may_be_named(tmp_path):
+    """A weight of 0 leaves it out, as in a run."""
+    for name, text in (("web", "long " * 20), ("books", "short")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    config = test_prepare.Config(
+        sources={name: InputConfig((str(tmp_path / f"{name}.jsonl"),)) for name in ("web", "books")},
+        stages=("short",),
+        data=DataConfig(weights={"web": 1.0, "books": 0.0}),
+    )
+    budget = dry_run.estimate(config, [], None, 10)["budget"]
+    assert [(row.source, row.tokens, row.tokens_read > 0) for row in budget] == [("books", 0, False), ("web", 25, True)]
 
 
 def test_nothing_left(tmp_path):
