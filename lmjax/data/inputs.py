@@ -93,7 +93,7 @@ def is_made(folder: epath.Path) -> bool:
     if not (folder / MANIFEST).exists():
         return (folder / UNFINISHED).exists()
     try:
-        return Manifest.__dataclass_fields__.keys() == json.loads((folder / MANIFEST).read_bytes()).keys()
+        return {"stage", "inputs", "content"} <= json.loads((folder / MANIFEST).read_bytes()).keys()
     except (ValueError, AttributeError):
         return False
 

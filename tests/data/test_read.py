@@ -311,6 +311,9 @@ def test_of_a_folder_that_a_stage_made_its_documents_are_read(tmp_path, where):
     hashes = dict.fromkeys(("web.jsonl.zst", "events/web.jsonl.zst", "near_dedup/web.jsonl.zst"), "")
     write_manifest(made, Manifest("prepare", {}, {}, {}, {"files": hashes}, "", 0.0))
     assert [d.id for d in read_documents(tmp_path / where, "s")] == ["web.jsonl.zst"]
+    (made / MANIFEST).write_text('{"stage": "prepare", "inputs": {}, "content": {}, "old": 1}')
+    with pytest.raises(UserError, match="is not a manifest of this version"):
+        texts(tmp_path / where)
     (made / MANIFEST).unlink()
     (made / UNFINISHED).write_text("prepare")
     with pytest.raises(UserError, match="the stage did not finish"):
