@@ -6,13 +6,15 @@ folder without one is unfinished and is never read by the next stage.
 
 import contextlib
 import dataclasses
+import fnmatch
+import glob
 import hashlib
 import json
 import os
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -189,6 +191,43 @@ def run_stage(
     write_manifest(folder, manifest)
     (folder / UNFINISHED).unlink()
     return manifest, False
+
+
+def check_apart(out: os.PathLike | str, inputs: Iterable[os.PathLike | str]) -> None:
+    """An output folder holds no input, which emptying it would delete, and lies in none, which would then read it as input.
+
+    Args:
+      out: the folder.
+      inputs: files, folders and globs.
+
+    Raises:
+      UserError: one of them does not stand apart.
+    """
+    own = real_parts(out)
+    for path in inputs:
+        parts = real_parts(path)
+        if parts[: len(own)] == own:
+            raise UserError(f"--out {out} is, or holds, the input {path}, which it would delete; choose another --out")
+        if reaches(parts, own):
+            raise UserError(
+                f"--out {out} lies in the input {path}, which would then hold its output; choose another --out"
+            )
+
+
+def real_parts(path: os.PathLike | str) -> tuple[str, ...]:
+    """The parts of a path, links followed; of one in a bucket as they are written."""
+    text = os.fspath(path)
+    return tuple((text.rstrip("/") if is_remote(text) else os.path.realpath(text)).split("/"))
+
+
+def reaches(pattern: Sequence[str], folder: Sequence[str]) -> bool:
+    """Whether what lies in `folder` is among the files of a path, which may have parts with `*`."""
+    for i, part in enumerate(pattern):
+        if part == "**" or i == len(folder):
+            return True  # a glob that goes on below the folder
+        if part != folder[i] and not (glob.has_magic(part) and fnmatch.fnmatch(folder[i], part)):
+            return False
+    return not any(map(glob.has_magic, pattern))  # a folder is read with all below it, what a glob means is files
 
 
 def claim(folder: epath.Path, stage: str) -> None:

@@ -1,5 +1,6 @@
 """Atomic writes, hashes, manifests, and the rules of a stage's folder."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ from lmjax.files import (
     MANIFEST,
     UNFINISHED,
     Manifest,
+    check_apart,
     code_version,
     read_json,
     read_manifest,
@@ -173,6 +175,29 @@ def test_a_folder_of_the_users_is_never_touched(tmp_path):
     with pytest.raises(UserError, match="cannot write to"):
         run_stage(tmp_path / "thesis.txt" / "out", "s", INPUTS, CONFIG, unwanted)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    "out, given, apart",
+    [
+        ("a", "a", False),
+        ("a", "a/b.txt", False),
+        ("a/b", "a", False),
+        ("link/b", "a", False),
+        ("a", "ab", True),
+        ("a/b", "a/*.jsonl", True),
+        ("a/b", "a/*/*.jsonl", False),
+        ("a/b", "a/c*/*.jsonl", True),
+        ("a/b", "a/**/*.jsonl", False),
+        ("gs://x/a/b", "gs://x/a/", False),
+        ("gs://x/a", "gs://x/b", True),
+    ],
+)
+def test_outputs_stand_apart_from_inputs(tmp_path, out, given, apart):
+    os.symlink(tmp_path / "a", tmp_path / "link")
+    out, given = (path if "://" in path else tmp_path / path for path in (out, given))
+    with contextlib.nullcontext() if apart else pytest.raises(UserError, match="choose another --out"):
+        check_apart(out, [given])
 
 
 def test_an_empty_folder_may_be_filled(tmp_path):

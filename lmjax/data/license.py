@@ -10,7 +10,7 @@ import dataclasses
 import fnmatch
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from lmjax.config import need
@@ -116,6 +116,10 @@ class License(MapStage):
         for pattern in self.allow:
             known = "*" in pattern or to_spdx(pattern) is not None
             need(known, f"license.allow: {pattern!r} is no SPDX id, see https://spdx.org/licenses")
+
+    def sources_named(self) -> Mapping[str, Iterable[str]]:
+        """See `Stage`."""
+        return {"sources": self.sources}
 
     def apply(self, document: Document, tally: Tally) -> Verdict:
         meta = dict(document.meta)

@@ -13,6 +13,7 @@ What a stage `keeps` (answers that were paid for) lies beside the passes' folder
 import collections
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from etils import epath
 from lmjax.config import need
 from lmjax.data import read
 from lmjax.data.compression import decompressed, raw_blocks, split_lines
-from lmjax.data.document import Document, draw
+from lmjax.data.document import Document, draw, to_bytes
 from lmjax.data.engine import Engine, Task, receipt
 from lmjax.data.stage import SAMPLES, Counts, Event, GlobalStage, MapStage, Sample, Shard, Stage, add_sample, run, timed
 from lmjax.data.units import Unit
@@ -200,8 +201,7 @@ def deal_shard(shard: Shard, field: str, folder: Path) -> dict[str, dict[str, An
     parts: dict[str, DocumentWriter] = {}
     with contextlib.ExitStack() as stack:
         for document in read_written(shard.path, shard.sha256):
-            value = re.sub(r"[^A-Za-z0-9_.]+", "_", str(document.meta.get(field) or "unknown"))
-            source = f"{shard.source}-{value[:VALUE_CHARACTERS]}"
+            source = f"{shard.source}-{value_name(document.meta.get(field))}"
             if source not in parts:
                 many = f"config.deal_by={field!r} has more than {VALUES} values, each of which would be a source"
                 need(len(parts) < VALUES, f"{many}: name a field of few, such as language")
@@ -213,6 +213,13 @@ def deal_shard(shard: Shard, field: str, folder: Path) -> dict[str, dict[str, An
         source: {"path": str(path.relative_to(folder)), **parts[source].counts(), "sha256": sha256_file(path)}
         for source, path in dealt.items()
     }
+
+
+def value_name(value: Any) -> str:
+    """A value as part of a file's name. One that had to be altered ends with its hash, so that different values stay apart."""
+    text = "unknown" if value is None or value == "" else str(value)
+    name = re.sub(r"[^A-Za-z0-9_.]+", "_", text)[:VALUE_CHARACTERS]  # no `-`, which stands before it
+    return name if name == text else f"{name.rstrip('_')}_{hashlib.sha256(to_bytes(text)).hexdigest()[:8]}"
 
 
 def to_shard(source: str, number: int, folder: Path, made: dict[str, Any]) -> Shard:

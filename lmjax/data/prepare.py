@@ -55,6 +55,7 @@ from lmjax.files import (
     TEMPORARY,
     UNFINISHED,
     Manifest,
+    check_apart,
     claim,
     code_version,
     empty,
@@ -245,7 +246,12 @@ def prepare(
     stages = [getattr(config, name) for name in config.stages]
     warn_unused(config)
     files = {stage.name: list(stage.files()) for stage in stages}
+    named = [path for given in config.sources.values() for path in given.paths]
+    named += [path for paths in files.values() for path in paths]
+    check_apart(out, [*documents, *named, *([config.tokenizer] if config.tokenizer else [])])
     units = open_units(config.sources, config.shard_bytes, documents, source)
+    check_sources(stages, units)
+    check_apart(out, (path for unit in units for _, path in unit.files))  # a link may lead to it
     out = Path(out)
     with claimed(out), open_engine(config.engine, config.num_workers, config.ray_address, progress) as engine:
         work = out / WORK
@@ -289,6 +295,18 @@ def claimed(out: Path) -> Iterator[None]:
             raise UserError(f"another `lmjax prepare` is working in {out}") from error
         yield
         marker.unlink()
+
+
+def check_sources(stages: Sequence[Stage], units: Sequence[Unit]) -> None:
+    """Every source that an option names is read. Where `deal_by` makes sources, stages see those of before."""
+    known = {unit.source for unit in units}
+    for stage in stages:
+        for option, names in stage.sources_named().items():
+            for name in names:
+                need(
+                    name in known,
+                    f"config.{stage.name}.{option}: no source {name!r} is read{did_you_mean(name, known)}",
+                )
 
 
 def warn_unused(config: PrepareConfig) -> None:

@@ -83,12 +83,12 @@ class Safety(MapStage):
         """The user's lists."""
         ahocorasick()
         for path in self.lists.values():
-            need(epath.Path(path).exists(), f"safety.lists: no such file: {path}")
+            read_own(path)
         return tuple(self.lists.values())
 
     def open(self, folder: Path) -> Apply:
         """Reads the lists and builds their automatons: one for each language, one for documents of no known language."""
-        own = [(category, epath.Path(path).read_text()) for category, path in self.lists.items()]
+        own = [(category, read_own(path)) for category, path in self.lists.items()]
         bundled = {language: list(self.bundled(language)) for language in self.languages}
         matchers = {language: Matcher(own + bundled[language]) for language in self.languages}
         every = Matcher(own + [item for language in self.languages for item in bundled[language]])
@@ -185,6 +185,22 @@ class Matcher:
         if self.left[which] and start and joins(text[start - 1]):
             return False
         return not (self.right[which] and stop < len(text) and joins(text[stop]))
+
+
+def read_own(path: str) -> str:
+    """The text of a user's list.
+
+    Raises:
+      UserError: it cannot be read, or is no UTF-8.
+    """
+    try:
+        return epath.Path(path).read_bytes().decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise UserError(f"safety.lists: no such file: {path}") from error
+    except OSError as error:
+        raise UserError(f"safety.lists: cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"safety.lists: {path} is not UTF-8 ({error}): save it in UTF-8") from error
 
 
 def read_list(text: str, name: str) -> Iterator[tuple[str, float]]:

@@ -20,11 +20,11 @@ from etils import epath
 from lmjax.config import to_dict
 from lmjax.data.config import SplitConfig
 from lmjax.data.document import Document, draw, grouped
-from lmjax.data.inputs import find_files
+from lmjax.data.inputs import find_files, published
 from lmjax.data.read import Counts, read_documents
 from lmjax.data.written import SUFFIX, DocumentWriter, read_written
 from lmjax.errors import UserError
-from lmjax.files import MANIFEST, UNFINISHED, Manifest, read_manifest, run_stage, sha256_file, sha256_json
+from lmjax.files import MANIFEST, UNFINISHED, Manifest, check_apart, read_manifest, run_stage, sha256_file, sha256_json
 
 SPLITS = ("train", "validation", "test")
 Reader = Callable[[Counts], Iterator[Document]]
@@ -51,6 +51,7 @@ def split_documents(
     Raises:
       UserError: no document was read, or a split with a share got none of so few.
     """
+    check_apart(out, [inputs] if isinstance(inputs, str | os.PathLike) else inputs)
     readers, fingerprints = open_inputs(inputs, source, config)
     return run_stage(out, "split", fingerprints, to_dict(config), lambda folder: write_splits(readers, folder, config))
 
@@ -110,10 +111,10 @@ def made_sources(folder: epath.Path, manifest: Manifest) -> dict[str, Reader]:
             counts.keep()
             yield document
 
+    hashes = manifest.content.get("files", {})
     readers = {
-        name.removesuffix(SUFFIX): lambda counts, path=folder / name, sha256=sha256: read(counts, path, sha256)
-        for name, sha256 in manifest.content.get("files", {}).items()
-        if name.endswith(SUFFIX) and "/" not in name
+        name.removesuffix(SUFFIX): lambda counts, path=folder / name, sha256=hashes[name]: read(counts, path, sha256)
+        for name in ([] if manifest.stage == "split" else published(manifest))
     }
     if not readers:
         raise UserError(f"{folder} was made by `lmjax {manifest.stage}`: it holds no documents to split")

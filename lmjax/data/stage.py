@@ -12,7 +12,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -27,7 +27,9 @@ log = logging.getLogger(__name__)
 SAMPLES = 20  # kept for each reason, drawn by the hash of the id: the same whatever the shards
 SAMPLE_CHARACTERS = 2000  # of a sample's text
 NO_DOCUMENTS = ("events", "aside", "work")  # folders of a preparation's output that hold none that came through
-TOLD = 3  # failures of a stage in a shard that are logged; all are counted and kept aside
+TOLD = (
+    3  # failures of a stage in a shard that are logged (all are counted and kept aside); successors that an event names
+)
 
 
 class Drop(NamedTuple):
@@ -73,6 +75,10 @@ class Stage:
           UserError: one is missing, or an extra is not installed. Called before anything runs.
         """
         return ()
+
+    def sources_named(self) -> Mapping[str, Iterable[str]]:
+        """Option → sources that it names: one that is not read is a mistake, which would do nothing in silence."""
+        return {}
 
     def finish(self, tally: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
         """JSON for the stage's part of the report, once all shards are done.
@@ -178,7 +184,7 @@ class Event(NamedTuple):
 
     id: str
     stage: str
-    what: str  # dropped, failed, changed or added
+    what: str  # dropped, failed, changed, replaced or added
     reason: str | None = None
     detail: Any = None
 
@@ -221,6 +227,10 @@ class Counts:
         if not verdict:
             raise RuntimeError(f"{self.stage}: a document without a successor must be dropped with a reason")
         self.added += len(verdict) - 1
+        ids = [successor.id for successor in verdict]
+        if document.id not in ids:  # else no event would bear its id
+            told = {"by": ids[:TOLD], "documents": len(ids)}
+            self.record(Event(document.id, self.stage, "replaced", None, told), document)
         for successor in verdict:
             if successor.id != document.id:
                 self.record(Event(successor.id, self.stage, "added", None, {"from": document.id}), successor)

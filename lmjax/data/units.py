@@ -11,7 +11,7 @@ from etils import epath
 
 from lmjax.config import need
 from lmjax.data.engine import Engine, Task
-from lmjax.data.inputs import find_files
+from lmjax.data.inputs import find_files, published
 from lmjax.data.split import check_source
 from lmjax.data.written import SUFFIX
 from lmjax.errors import UserError
@@ -106,14 +106,11 @@ def check_local(path: os.PathLike | str) -> None:
 def add_made(made: dict[str, list[tuple[str, str, str]]], folder: str) -> None:
     """The sources of a folder that a stage made."""
     manifest = read_manifest(folder)
-    files = {
-        name: sha
-        for name, sha in manifest.content.get("files", {}).items()
-        if name.endswith(SUFFIX) and "/" not in name
-    }
+    files = [] if manifest.stage == "split" else published(manifest)
     if not files:
         raise UserError(f"{folder} was made by `lmjax {manifest.stage}`: it holds no documents to prepare")
-    for name, sha256 in files.items():
+    for name in files:
+        sha256 = manifest.content["files"][name]
         made.setdefault(name.removesuffix(SUFFIX), []).append((name, str(Path(folder) / name), sha256))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import tokenizers
 from etils import epath
 
+from lmjax.config import need
 from lmjax.errors import UserError
 from lmjax.files import read_json, sha256_bytes, sha256_json, write_atomic, write_json
 from lmjax.tokenizers.base import as_list, write_metadata
@@ -106,5 +107,9 @@ def read_named(path: epath.Path) -> dict[str, str | None] | None:
     if not path.exists():
         return None
     config = read_json(path)
+    need(isinstance(config, dict), f"{path} must hold a JSON object")
     values = {name: config[name] for name in ("bos_token", "eos_token", "pad_token") if name in config}
-    return {name: value["content"] if isinstance(value, dict) else value for name, value in values.items()}
+    named = {name: value.get("content", value) if isinstance(value, dict) else value for name, value in values.items()}
+    for name, value in named.items():
+        need(value is None or isinstance(value, str), f"{path}: {name} is {value!r}, which is no token's text")
+    return named

@@ -22,7 +22,8 @@ from lmjax.data.config import TokenizerConfig
 from lmjax.data.document import draw
 from lmjax.data.written import SUFFIX, read_written
 from lmjax.errors import UserError
-from lmjax.files import Manifest, read_manifest, run_stage, sha256_file, write_json
+from lmjax.files import Manifest, read_manifest, run_stage, sha256_file, sha256_json, write_json
+from lmjax.tokenizers import hf
 from lmjax.tokenizers.base import SPECIAL_TOKENS, Tokenizer
 from lmjax.tokenizers.build import KINDS
 from lmjax.tokenizers.byte import ByteTokenizer
@@ -55,7 +56,7 @@ def train_tokenizer(
     split = None if documents is None else read_manifest(documents, "split")
     inputs = {} if split is None else {"split": split.fingerprint()}
     if config.path is not None:
-        inputs["model"] = hash_model(config.path)
+        inputs |= hash_model(config)
 
     def make(folder: epath.Path) -> tuple[dict[str, Any], dict[str, Any]]:
         files = {} if split is None else written_files(epath.Path(documents), split)
@@ -79,12 +80,14 @@ def train_tokenizer(
     return run_stage(out, "tokenizer", inputs, decides, make)
 
 
-def hash_model(path: str) -> str:
-    """The sha256 of the file to import."""
+def hash_model(config: TokenizerConfig) -> dict[str, str]:
+    """The sha256 of the file to import, and of what is read beside it."""
     try:
-        return sha256_file(path)
+        hashes = {"model": sha256_file(config.path)}
     except OSError as error:
-        raise UserError(f"config.path={path!r} cannot be read: {error.strerror or error}") from error
+        raise UserError(f"config.path={config.path!r} cannot be read: {error.strerror or error}") from error
+    named = hf.read_named(epath.Path(config.path).parent / hf.CONFIG) if config.kind == "hf" else None
+    return hashes if named is None else hashes | {"special_tokens": sha256_json(named)}
 
 
 Files = dict[str, tuple[epath.Path, str]]  # source → file of documents, its sha256

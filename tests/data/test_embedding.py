@@ -164,3 +164,19 @@ def test_mistakes_are_named(tmp_path):
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"holds no tokenizer\.json"):
         model_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("config.json", "is not valid JSON"),
+        ("model.safetensors", r"model\.safetensors cannot be read"),
+        ("tokenizer.json", r"is not a tokenizer\.json"),
+    ],
+)
+def test_a_file_that_was_cut_short_is_named(tmp_path, name, says):
+    tiny_bert(tmp_path, np.random.default_rng(0))
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-20])
+    with pytest.raises(UserError, match=says) as error:
+        load_encoder(str(tmp_path), 40, 1)
+    assert "\n" not in str(error.value)

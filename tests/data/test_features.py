@@ -86,6 +86,16 @@ def test_damaged_features_are_named(tmp_path, arrays, message):
         Features(str(tmp_path / "zoo.npz")).read("b")
 
 
+def test_an_id_that_ends_like_a_member_is_its_own(tmp_path):
+    arrays = {"x": np.zeros((2, 3)), "x.npy": np.ones((2, 3)), "y": np.zeros((2, 3))}
+    np.savez(tmp_path / "f.npz", **arrays)
+    features = Features(str(tmp_path / "f.npz"))
+    for name, array in arrays.items():
+        assert np.array_equal(features.read(name), array)
+    with pytest.raises(UserError, match=r"no features of document 'y\.npy'"):
+        features.read("y.npy")
+
+
 def test_a_row_is_a_document_behind_its_features(zoo, tmp_path):
     """Every document once in an epoch, in another order in the next; all of its text is learned, and no other's."""
     _, config = zoo

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from typing import ClassVar
 
 import pytest
 
-from lmjax.data import engine, passes, prepare, report
+from lmjax.data import dry_run, engine, passes, prepare, report
 from lmjax.data.document import Document
 from lmjax.data.engine import Engine, Task
 from lmjax.data.stage import Counts, Drop, Failed, GlobalStage, MapStage, Shard, Tally, Verdict, run
@@ -324,6 +325,19 @@ def test_the_counts_of_each_verdict():
     assert told["bytes_kept"] == sum(len(document.text.encode()) for document in kept) < told["bytes_read"]
 
 
+def test_a_replaced_document_has_an_event_of_its_own():
+    """Else --explain would deny that it was ever there; one that stays beside others needs none."""
+    document, events = Document("a", "text", "s"), []
+    counts = Counts("cut", lambda event, _: events.append((event.id, event.what, event.detail)))
+    others = [dataclasses.replace(document, id=f"a#{i}") for i in range(5)]
+    list(counts.settle(document, others))
+    assert events[0] == ("a", "replaced", {"by": ["a#0", "a#1", "a#2"], "documents": 5})
+    assert events[1:] == [(other.id, "added", {"from": "a"}) for other in others]
+    events.clear()
+    list(counts.settle(document, [document, others[0]]))
+    assert events == [("a#0", "added", {"from": "a"})]
+
+
 def test_a_document_lost_between_stages_is_seen():
     rows = [{"stage": name, "sources": {"web": {"read": 5, "kept": kept}}} for name, kept in (("read", 5), ("once", 4))]
     counts = {"read": 3, "added": 1, "kept": 2, "dropped": {"short": 1}, "failed": 1}
@@ -407,6 +421,66 @@ def test_user_errors(inputs, tmp_path):
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
+@pytest.mark.parametrize(
+    "stage, option, value",
+    [
+        ("clean", "code_sources", ("wbe",)),
+        ("language", "skip_sources", ("web", "wbe")),
+        ("license", "sources", {"wbe": "MIT"}),
+    ],
+)
+def test_a_source_that_is_not_read_is_named(inputs, tmp_path, stage, option, value):
+    """The option would do nothing, in silence."""
+    options = dataclasses.replace(getattr(prepare.PrepareConfig(), stage), **{option: value})
+    wanted = config(inputs, stages=(stage,), **{stage: options})
+    says = pytest.raises(UserError, match=rf"config\.{stage}\.{option}: no source 'wbe' is read; did you mean 'web'")
+    with says:
+        prepare.prepare(wanted, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with says:
+        dry_run.estimate(wanted, [], None, 10)
+
+
+@pytest.mark.parametrize("how", ["it is one", "it holds one", "of a source", "a link", "of a stage", "a tokenizer"])
+def test_an_output_that_would_delete_its_input_is_refused(tmp_path, how):
+    (tmp_path / "in.jsonl").write_text('{"text": "x"}\n')
+    out = tmp_path / "out"
+    raw = [str(tmp_path / "in.jsonl")]
+    prepare.prepare(Config(), out, raw, "web")
+    (out / "mine.jsonl").write_text('{"text": "mine"}\n')
+    (tmp_path / "links").mkdir()
+    os.symlink(out / "mine.jsonl", tmp_path / "links" / "a.jsonl")
+    before = outputs(out)
+    wanted, documents, source = {
+        "it is one": (Config(), [f"{out}/"], None),
+        "it holds one": (Config(), [str(out / "mine.jsonl")], "web"),
+        "of a source": (Config(sources={"web": InputConfig((str(out),))}), [], None),
+        "a link": (Config(), [str(tmp_path / "links")], "web"),
+        "of a stage": (
+            Config(
+                stages=("exact_dedup",),
+                exact_dedup=dataclasses.replace(prepare.PrepareConfig().exact_dedup, earlier=(str(out),)),
+            ),
+            raw,
+            "web",
+        ),
+        "a tokenizer": (Config(tokenizer=str(out / "tokenizer")), raw, "web"),
+    }[how]
+    with pytest.raises(UserError, match=r"is, or holds, the input .*, which it would delete"):
+        prepare.prepare(wanted, out, documents, source)
+    assert outputs(out) == before
+
+
+def test_an_output_inside_an_input_is_refused(tmp_path):
+    """The second time it would be read as input."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "x"}\n')
+    with pytest.raises(UserError, match="lies in the input"):
+        prepare.prepare(Config(), tmp_path / "in" / "out", [str(tmp_path / "in")], "web")
+    assert not (tmp_path / "in" / "out").exists()
+    prepare.prepare(Config(), tmp_path / "in" / "out", [str(tmp_path / "in" / "a.jsonl")], "web")
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_an_empty_file_among_others(tmp_path, first):
     (tmp_path / "in").mkdir()
@@ -460,7 +534,7 @@ def test_dealt_by_a_field_each_value_is_a_source(tmp_path):
     sources = {"web": InputConfig((str(tmp_path / "in.jsonl"),))}
     manifest, _ = prepare.prepare(Config(sources=sources, deal_by="language", shard_bytes=100), tmp_path / "out")
     found = {name: list(read_written(tmp_path / "out" / f"{name}.jsonl.zst")) for name in manifest.counts["sources"]}
-    assert list(found) == ["web-de", "web-en", "web-unknown", "web-zh_Hant"]
+    assert list(found) == ["web-de", "web-en", "web-unknown", "web-zh_Hant_fc5d7c87"]
     assert [document.id for document in found["web-de"]] == [str(i) for i in range(1, 50, 4)]
     assert {document.source for document in found["web-unknown"]} == {"web-unknown"}
     assert manifest.counts["documents"] == 50
@@ -468,12 +542,20 @@ def test_dealt_by_a_field_each_value_is_a_source(tmp_path):
     assert not skipped and list(manifest.counts["sources"]) == ["web"]
 
 
+def test_different_values_are_dealt_apart():
+    """Also where a name cannot show what is different; only what says nothing is unknown."""
+    values = ["a", "0", "a/b", "a_b", "a-b", "日本", "文学", "x" * 300, "x" * 301, "\ud800", "unknown", False, 1.5]
+    names = [passes.value_name(value) for value in values]
+    assert len(set(names)) == len(values) and all(re.fullmatch(r"[A-Za-z0-9_.]{1,120}", name) for name in names)
+    assert [passes.value_name(value) for value in (0, "en", None, "")] == ["0", "en", "unknown", "unknown"]
+
+
 def test_dealt_by_a_field_of_long_and_of_many_values(tmp_path, monkeypatch):
     """What names files must fit in a name; what is different in each document is no source."""
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": "x", "f": c * 300}) + "\n" for c in "abcd"))
     wanted = Config(sources={"web": InputConfig((str(tmp_path / "in.jsonl"),))}, deal_by="f")
     manifest, _ = prepare.prepare(wanted, tmp_path / "out")
-    assert list(manifest.counts["sources"]) == [f"web-{c * 100}" for c in "abcd"]
+    assert [name[:104] for name in manifest.counts["sources"]] == [f"web-{c * 100}" for c in "abcd"]
     monkeypatch.setattr(passes, "VALUES", 3)
     with pytest.raises(UserError, match=r"config.deal_by='f' has more than 3 values.*: name a field of few"):
         prepare.prepare(wanted, tmp_path / "many")

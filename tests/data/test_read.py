@@ -16,6 +16,7 @@ from lmjax.data.inputs import find_files
 from lmjax.data.read import Counts, read_documents
 from lmjax.data.written import write_documents
 from lmjax.errors import UserError
+from lmjax.files import MANIFEST, UNFINISHED, Manifest, write_manifest
 
 
 def lines(*records) -> bytes:
@@ -286,6 +287,44 @@ def test_equal_names_become_whole_paths(tmp_path):
         (tmp_path / folder / "x.txt").write_text(folder)
     found = list(read_documents([tmp_path / "a", tmp_path / "b"], "s"))
     assert [d.id for d in found] == [f"{tmp_path}/a/x.txt", f"{tmp_path}/b/x.txt"]
+
+
+def test_a_file_of_two_paths_is_read_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("a")
+    os.symlink("a.txt", tmp_path / "b.txt")
+    assert texts(["a.txt", tmp_path / "a.txt", "./b.txt", tmp_path]) == ["a"]
+
+
+@pytest.mark.parametrize("where", ["made", "."], ids=["the folder", "a folder above"])
+def test_of_a_folder_that_a_stage_made_its_documents_are_read(tmp_path, where):
+    """Its work, its events, its report and what stages publish are none."""
+    made = tmp_path / "made"
+    for name in (
+        "web.jsonl.zst",
+        "work/00-read/kept/web.jsonl.zst",
+        "events/web.jsonl.zst",
+        "near_dedup/web.jsonl.zst",
+    ):
+        write_documents(made / name, [Document(name, "x", "web")])
+    (made / "report.html").write_text("a report")
+    hashes = dict.fromkeys(("web.jsonl.zst", "events/web.jsonl.zst", "near_dedup/web.jsonl.zst"), "")
+    write_manifest(made, Manifest("prepare", {}, {}, {}, {"files": hashes}, "", 0.0))
+    assert [d.id for d in read_documents(tmp_path / where, "s")] == ["web.jsonl.zst"]
+    (made / MANIFEST).write_text('{"stage": "prepare", "inputs": {}, "content": {}, "old": 1}')
+    with pytest.raises(UserError, match="is not a manifest of this version"):
+        texts(tmp_path / where)
+    (made / MANIFEST).unlink()
+    (made / UNFINISHED).write_text("prepare")
+    with pytest.raises(UserError, match="the stage did not finish"):
+        texts(tmp_path / where)
+
+
+def test_a_manifest_of_something_else_is_no_stages(tmp_path):
+    for i, text in enumerate(('{"name": "x"}', "[1]", "{")):
+        (tmp_path / MANIFEST).write_text(text)
+        (tmp_path / "a.txt").write_text(str(i))
+        assert texts(tmp_path) == [str(i)]
 
 
 def test_a_circle_of_links_ends(tmp_path):

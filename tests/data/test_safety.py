@@ -170,6 +170,11 @@ def test_impossible_options(options, says):
 def test_faults_of_a_users_list(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         Safety(lists={"own": str(tmp_path / "none.txt")}).files()
+    with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
+        Safety(lists={"own": str(tmp_path)}).files()
+    (tmp_path / "latin.txt").write_bytes("Zürich".encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin\.txt is not UTF-8"):
+        Safety(lists={"own": str(tmp_path / "latin.txt")}).files()
     (tmp_path / "bad.txt").write_text("zig\theavy")
     with pytest.raises(UserError, match="heavy"):
         Safety(lists={"own": str(tmp_path / "bad.txt")}).open(tmp_path)

@@ -176,6 +176,14 @@ def test_nothing_to_read(tmp_path):
     fails("raw files need the name|no input", [], tmp_path / "c", HALF)
 
 
+def test_an_output_inside_an_input_is_refused(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("a")
+    with pytest.raises(UserError, match="lies in the input"):
+        split_documents(tmp_path / "in", tmp_path / "in" / "out", SplitConfig(), "web")
+    assert not (tmp_path / "in" / "out").exists()
+
+
 def test_names_of_sources(tmp_path):
     (tmp_path / "a.txt").write_text("a")
     folder = make_folder(tmp_path / "in", a=numbered(3))

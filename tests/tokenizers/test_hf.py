@@ -4,6 +4,7 @@ import json
 
 import pytest
 import tokenizers as hf_library
+from etils import epath
 
 from lmjax.errors import UserError
 from lmjax.tokenizers.hf import HfTokenizer
@@ -61,3 +62,12 @@ def test_a_file_that_is_no_tokenizer(tmp_path):
             HfTokenizer.read(tmp_path / "x.json")
     with pytest.raises(UserError, match=r"cannot read .*y\.json"):
         HfTokenizer.read(tmp_path / "y.json")
+
+
+@pytest.mark.parametrize("text", ['{"eos_token": 5}', '{"eos_token": {"text": "</s>"}}', "[]", "{"])
+def test_a_config_that_names_no_token(tokenizers, tmp_path, text):
+    tokenizers["hf"].save(epath.Path(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"tokenizer_config\.json") as error:
+        HfTokenizer.read(tmp_path / "tokenizer.json")
+    assert "\n" not in str(error.value)

@@ -154,6 +154,20 @@ def test_where_a_model_lies_does_not_matter_but_what_it_is_does(tokenizers, tmp_
         train_tokenizer(None, tmp_path / "out", TokenizerConfig(path=str(tmp_path / "x.model")))
 
 
+def test_the_special_tokens_beside_a_model_are_part_of_it(tokenizers, tmp_path):
+    """What is read of them: another field changes nothing."""
+    tokenizers["hf"].save(epath.Path(tmp_path / "given"))
+    config = TokenizerConfig(kind="hf", path=str(tmp_path / "given" / "tokenizer.json"))
+    beside = tmp_path / "given" / "tokenizer_config.json"
+    beside.write_text('{"eos_token": "a"}')
+    train_tokenizer(None, tmp_path / "out", config)
+    beside.write_text('{"eos_token": {"content": "a"}, "clean": true}')
+    assert train_tokenizer(None, tmp_path / "out", config)[1]
+    beside.write_text('{"eos_token": "b"}')
+    with pytest.raises(UserError, match="made from other inputs"):
+        train_tokenizer(None, tmp_path / "out", config)
+
+
 def test_bytes_need_no_documents(tmp_path):
     manifest, _ = train_tokenizer(None, tmp_path / "out", TokenizerConfig(kind="byte"))
     assert manifest.counts["vocab_size"] == load(tmp_path / "out").vocab_size == 262
