@@ -109,7 +109,7 @@ def test_tokens_are_measured_on_what_is_counted(tmp_path, monkeypatch):
     for i in range(20):
         head = "".join(f"<meta name='m{k}' content='x'>" for k in range(50))
         (tmp_path / "in" / f"{i}.html").write_text(f"<html><head>{head}</head><body><p>{text}{i}</p></body></html>")
-    config = prepare.PrepareConfig(stages=("clean",), tokenizer=str(tmp_path), max_failed_share=0.0)
+    config = prepare.PrepareConfig(stages=("clean",), tokenizer=str(tmp_path / "tokenizer"), max_failed_share=0.0)
     prepare.prepare(config, tmp_path / "out", [str(tmp_path / "in")], "web")
     (source,) = (stage["sources"]["web"] for stage in read_json(tmp_path / "out" / "report.json")["stages"][-1:])
     words = sum(len(document.text.split()) for document in read_written(tmp_path / "out" / "web.jsonl.zst"))
