@@ -115,23 +115,23 @@ check_gcloud() { # gcloud is there, and knows who and what; a dry run asks nothi
     die "no project: give --project, or run \`gcloud config set project\`"
 }
 
-state() { # prints the TPU's state, ABSENT where there is none
-  local answer
-  if answer="$(gcloud compute tpus tpu-vm describe "$NAME" "${PLACE[@]}" --format='value(state)' 2>&1)"; then
+look() { # COMMAND…: prints the state that gcloud answers, ABSENT where there is nothing
+  local answer errors said code
+  errors="$(mktemp)" # apart from the answer: a warning is no state
+  code=0
+  answer="$(gcloud "$@" "$NAME" "${PLACE[@]}" 2>"$errors")" || code=$?
+  said="$(cat "$errors")"
+  rm -f "$errors"
+  if [ "$code" = 0 ]; then
     echo "$answer"
   else
-    case "$answer" in *NOT_FOUND*) echo ABSENT ;; *) fail "$answer" ;; esac
+    case "$said" in *NOT_FOUND*) echo ABSENT ;; *) fail "$said" ;; esac
   fi
 }
 
-queued_state() { # prints the state of the queued resource, ABSENT where there is none
-  local answer
-  if answer="$(gcloud compute tpus queued-resources describe "$NAME" "${PLACE[@]}" --format='value(state.state)' 2>&1)"; then
-    echo "$answer"
-  else
-    case "$answer" in *NOT_FOUND*) echo ABSENT ;; *) fail "$answer" ;; esac
-  fi
-}
+state() { look compute tpus tpu-vm describe '--format=value(state)'; } # of the TPU
+
+queued_state() { look compute tpus queued-resources describe '--format=value(state.state)'; } # of its queued resource
 
 apply() { # MANIFEST PLATFORM: filled in, and given to Kubernetes
   local filled flags

@@ -77,6 +77,14 @@ def test_a_queued_resource_is_waited_for_and_deleted_by_its_request(gcloud):
     assert not any(call[2:4] == ["tpu-vm", "delete"] for call in calls(gcloud))
 
 
+def test_a_warning_of_gcloud_is_no_state(gcloud):
+    (gcloud / "warning").touch()
+    create = ["create", *POD, "--type", "v5litepod-8"]
+    assert script(*create, "--queued").returncode == 0
+    assert "pod is ready" in script(*create).stdout
+    assert script("delete", *POD).returncode == 0
+
+
 @pytest.mark.slow
 def test_one_host_that_fails_stops_all(gcloud, tmp_path):
     assert script("create", *POD, "--type", "v5litepod-8").returncode == 0
