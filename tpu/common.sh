@@ -7,6 +7,8 @@ ENVIRONMENT="" SPOT="" QUEUED="" RECOVER="" DRY_RUN="" HOSTS="" DEVICES="" TOPOL
 OVERRIDES=() REST=()
 QUOTE="'\\''" # a single quote among single quotes
 POLL_S="${LMJAX_POLL_S:-30}" # between looks at a state
+TRIES="${LMJAX_TRIES:-1}"    # looks that may fail in a row; more where nobody is there to try again
+PATIENT_TRIES=10
 
 die() { # MESSAGE: the user's mistake, in one line
   echo "$(basename "$0"): $*" >&2
@@ -115,18 +117,21 @@ check_gcloud() { # gcloud is there, and knows who and what; a dry run asks nothi
     die "no project: give --project, or run \`gcloud config set project\`"
 }
 
-look() { # COMMAND…: prints the state that gcloud answers, ABSENT where there is nothing
-  local answer errors said code
-  errors="$(mktemp)" # apart from the answer: a warning is no state
-  code=0
-  answer="$(gcloud "$@" "$NAME" "${PLACE[@]}" 2>"$errors")" || code=$?
-  said="$(cat "$errors")"
-  rm -f "$errors"
-  if [ "$code" = 0 ]; then
-    echo "$answer"
-  else
-    case "$said" in *NOT_FOUND*) echo ABSENT ;; *) fail "$said" ;; esac
-  fi
+look() { # COMMAND…: prints the state that gcloud answers, ABSENT where there is nothing; fails after TRIES failures in a row
+  local answer errors said code tried
+  for ((tried = 1; ; tried++)); do
+    errors="$(mktemp)" # apart from the answer: a warning is no state
+    code=0
+    answer="$(gcloud "$@" "$NAME" "${PLACE[@]}" 2>"$errors")" || code=$?
+    said="$(cat "$errors")"
+    rm -f "$errors"
+    [ "$code" != 0 ] || break
+    case "$said" in *NOT_FOUND*) answer=ABSENT && break ;; esac
+    [ "$tried" -lt "$TRIES" ] || fail "$said"
+    echo "$(basename "$0"): $said (asking again in $POLL_S s)" >&2
+    sleep "$POLL_S"
+  done
+  echo "$answer"
 }
 
 state() { look compute tpus tpu-vm describe '--format=value(state)'; } # of the TPU

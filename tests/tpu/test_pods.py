@@ -85,6 +85,44 @@ def test_a_warning_of_gcloud_is_no_state(gcloud):
     assert script("delete", *POD).returncode == 0
 
 
+def test_a_pod_that_is_being_made_is_waited_for(gcloud):
+    create = ["create", *POD, "--type", "v5litepod-8"]
+    assert script(*create).returncode == 0
+    state = gcloud / "pod" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"state": "CREATING", "looks": 3}))
+    done = script(*create)
+    assert done.returncode == 0 and "pod: CREATING" in done.stdout and "pod: READY" in done.stdout, done.stderr
+    assert len([call for call in calls(gcloud) if call[3:4] == ["create"]]) == 1
+
+
+def test_a_request_that_waits_is_taken_up(gcloud):
+    (gcloud / "pod.request").mkdir()
+    request = {"kind": "v5litepod-8", "version": "v2-alpha-tpuv5-lite", "looks": 0}
+    (gcloud / "pod.request" / "state.json").write_text(json.dumps(request))
+    done = script("create", *POD, "--type", "v5litepod-8", "--queued")
+    assert done.returncode == 0 and "WAITING_FOR_RESOURCES" in done.stdout and "ACTIVE" in done.stdout, done.stderr
+    assert not [call for call in calls(gcloud) if call[3:4] == ["create"]]
+
+
+def test_a_watch_outlives_some_looks_that_fail(gcloud):
+    assert script("create", *POD, "--type", "v5litepod-8").returncode == 0
+    subprocess.run(["gcloud", "fake", "preempt", "pod", "0"], check=True)
+    (gcloud / "outage").write_text("x" * 9)
+    done = script("watch", *POD)
+    assert done.returncode == 1 and "pod: PREEMPTED" in done.stdout and done.stderr.count("UNAVAILABLE") == 9
+    (gcloud / "outage").write_text("x" * 10)
+    done = script("watch", *POD)
+    assert done.returncode == 1 and "PREEMPTED" not in done.stdout and (gcloud / "outage").read_text() == ""
+
+
+def test_recovering_outlives_a_look_that_fails(gcloud, monkeypatch):
+    """The run cannot start (the checkout of the host has no such environment): exit code 2 comes from the host, not from the look."""
+    assert script("create", *POD, "--type", "v5litepod-4").returncode == 0
+    (gcloud / "outage").write_text("xxx")
+    done = script("watch", "--recover", *POD, "--type", "v5litepod-4", *RUN, "--environment", "/nowhere")
+    assert done.returncode == 2 and "/nowhere is no environment" in done.stderr, done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_one_host_that_fails_stops_all(gcloud, tmp_path):
     assert script("create", *POD, "--type", "v5litepod-8").returncode == 0
