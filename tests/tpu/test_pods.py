@@ -123,6 +123,30 @@ def test_recovering_outlives_a_look_that_fails(gcloud, monkeypatch):
     assert done.returncode == 2 and "/nowhere is no environment" in done.stderr, done.stdout + done.stderr
 
 
+def test_what_git_does_not_track_is_copied_only_where_code_lies(gcloud, tmp_path):
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT / "tpu", checkout / "tpu")
+    for path in (
+        "lmjax/xla_flags.py",
+        "configs/mine.py",
+        "elsewhere/mine.py",
+        "my_run/checkpoints/1",
+        "lmjax/changed.py",
+    ):
+        (checkout / path).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / path).touch()
+    subprocess.run("git init -q . && git add tpu lmjax/xla_flags.py", shell=True, cwd=checkout, check=True)
+    subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "m"], cwd=checkout, check=True)
+    assert script("create", *POD, "--type", "v5litepod-4").returncode == 0
+    run = [*POD, "--config", "elsewhere/mine.py", *RUN[2:], "--environment", "/nowhere"]
+    done = subprocess.run(["bash", "tpu/launch.sh", *run], cwd=checkout, capture_output=True, text=True, timeout=100)
+    assert "/nowhere is no environment" in done.stderr, done.stdout + done.stderr
+    there = {str(path.relative_to(gcloud / "pod/0/lmjax")) for path in (gcloud / "pod/0/lmjax").rglob("*")}
+    assert {"lmjax/xla_flags.py", "configs/mine.py", "elsewhere/mine.py", "lmjax/changed.py"} <= there
+    assert not [path for path in there if path.startswith("my_run")]
+    assert "untracked ones of lmjax configs" in done.stdout
+
+
 @pytest.mark.slow
 def test_one_host_that_fails_stops_all(gcloud, tmp_path):
     assert script("create", *POD, "--type", "v5litepod-8").returncode == 0
