@@ -20,7 +20,9 @@ fail() { # MESSAGE: what went wrong through nobody's mistake
   exit 1
 }
 
-usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; }
+case "$0" in /*) SELF="$0" ;; *) SELF="$PWD/$0" ;; esac # this is sourced before a script goes elsewhere
+
+usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "$SELF"; }
 
 parse() { # reads all arguments; every script takes those of all, so that `recover` passes its own on
   while [ $# -gt 0 ]; do
@@ -66,8 +68,9 @@ need_run() { # what a run needs, as far as it can be seen from here
   need shards "folders made by \`lmjax tokenize\`, with commas between them"
   [ -f "$CONFIG" ] || die "--config: there is no file $CONFIG"
   case "$CONFIG" in /*) die "--config must lie in this checkout, which is copied to the hosts: $CONFIG" ;; esac
-  local path
-  for path in "$WORKDIR" "$TOKENIZER" ${SHARDS//,/ }; do
+  local path shards
+  IFS=, read -ra shards <<<"$SHARDS" # a folder's name may have spaces
+  for path in "$WORKDIR" "$TOKENIZER" "${shards[@]}"; do
     case "$path" in
       gs://?* | /*) ;;
       *) die "$path must be seen by all hosts: gs://… or an absolute path" ;;
@@ -147,7 +150,8 @@ apply() { # MANIFEST PLATFORM: filled in, and given to Kubernetes
     ACCELERATOR="$ACCELERATOR" SLICES="$SLICES" FLAGS="$flags" python3 - "$1" "${WORDS[@]}" <<'PYTHON'
 import json, os, string, sys
 
-print(string.Template(open(sys.argv[1]).read().split("\n", 1)[1]).substitute(os.environ, WORDS=json.dumps(sys.argv[2:])), end="")
+quoted = {"WORDS": json.dumps(sys.argv[2:]), "FLAGS": json.dumps(os.environ["FLAGS"])}  # YAML reads JSON
+print(string.Template(open(sys.argv[1]).read().split("\n", 1)[1]).substitute(os.environ | quoted), end="")
 PYTHON
   )"
   if [ -n "$DRY_RUN" ]; then

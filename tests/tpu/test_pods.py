@@ -226,6 +226,24 @@ def bare_path(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(folder))
 
 
+@pytest.mark.parametrize(
+    "path", [*sorted(ROOT.glob("tpu/*.sh")), *sorted(ROOT.glob("scripts/gpu/*s*"))], ids=lambda p: p.name
+)
+def test_help_is_told_from_any_folder(path):
+    if path.name in ("common.sh", "host.sh", "k8s.yaml"):  # sourced; started by others; no script
+        return
+    words = ["bash", path.name, "--help"]
+    done = subprocess.run(words, cwd=path.parent, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and f"/{path.name}" in done.stdout and not done.stderr
+
+
+def test_a_folder_of_shards_may_have_spaces(gcloud):
+    run = [*RUN[:-1], "/shared/my shards,gs://bucket/a b"]
+    done = script("launch", *POD, *run, "--dry-run")
+    assert done.returncode == 0 and "--config.data.shards=/shared/my shards,gs://bucket/a b" in done.stdout, done.stderr
+    assert "b must be seen by all hosts" in script("launch", *POD, *run[:-1], "/a,b", "--dry-run").stderr
+
+
 def test_no_account(gcloud):
     (gcloud / "account").write_text("")
     assert "gcloud auth login" in script("create", *POD, "--type", "v5p-8").stderr
