@@ -137,7 +137,8 @@ def answer(
     need((parameters is None) == (tokens is None), "--parameters and --tokens go together")
     need(against is None or parameters is None, "--against brings its own --parameters and --tokens")
     for name, value in (("parameters", parameters), ("tokens", tokens), ("budget", budget)):
-        need(value is None or value > 0, f"--{name} must be positive")
+        need(value is None or (value > 0 and math.isfinite(value)), f"--{name} must be positive and finite")
+    need(options[-1] >= 0, f"--seed {options[-1]} must not be negative")
     runs = read_runs(folder)
     other = None if against is None else read_run(against)
     if other is not None:
@@ -193,7 +194,7 @@ def plot(result: Answer, path: str) -> None:
     """Losses over tokens, a colour for each size: runs, the law, and what is predicted; the suffix says the format.
 
     Raises:
-      UserError: matplotlib is missing, or does not know the suffix.
+      UserError: matplotlib is missing, does not know the suffix, or the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -223,4 +224,7 @@ def plot(result: Answer, path: str) -> None:
     if result.against is not None:
         axes.plot([result.against.tokens], [result.against.loss], "*", color="r", markersize=11, label="reached")
     axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise UserError(f"--plot {path}: {error.strerror}") from error

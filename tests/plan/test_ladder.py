@@ -87,7 +87,10 @@ def test_a_run_outside_the_interval_is_said(runs, tmp_path, capsys):
         (lambda runs: None, ["--parameters", "1e6"], "go together"),
         (lambda runs: None, ["--parameters", "0", "--tokens", "1"], "--parameters must be positive"),
         (lambda runs: None, ["--interval", "1.5"], "between 0 and 1"),
+        (lambda runs: None, ["--budget", "inf"], "--budget must be positive and finite"),
+        (lambda runs: None, ["--seed", "-1"], "--seed -1 must not be negative"),
         (lambda runs: None, ["--plot", "x.gift"], "suffix must be one of"),
+        (lambda runs: None, ["--plot", "/nowhere/x.png"], "--plot /nowhere/x.png: No such file or directory"),
     ],
 )
 def test_mistakes_are_one_line(runs, spoil, words, message, capsys):
