@@ -56,11 +56,13 @@ def read_run(workdir: os.PathLike | str) -> Run:
     return Run(path.parent.name, params.active(config.model), last[-1]["tokens"], loss, measure)
 
 
-def read_runs(folder: os.PathLike | str) -> list[Run]:
-    """All runs of a folder, each in a folder of its own."""
+def read_runs(folder: os.PathLike | str, against: str | None = None) -> list[Run]:
+    """All runs of a folder, each in a folder of its own; without that which the law is held against."""
     folder = epath.Path(folder)
     need(folder.is_dir(), f"--runs {folder}: no such folder")
-    runs = [read_run(path) for path in sorted(folder.iterdir()) if (path / RUN).exists()]
+    left_out = against and os.path.realpath(against)
+    paths = [path for path in sorted(folder.iterdir()) if os.path.realpath(path) != left_out]
+    runs = [read_run(path) for path in paths if (path / RUN).exists()]
     need(bool(runs), f"--runs {folder} holds no workdirs of runs")
     check_measure(runs)
     return runs
@@ -139,7 +141,7 @@ def answer(
     for name, value in (("parameters", parameters), ("tokens", tokens), ("budget", budget)):
         need(value is None or (value > 0 and math.isfinite(value)), f"--{name} must be positive and finite")
     need(options[-1] >= 0, f"--seed {options[-1]} must not be negative")
-    runs = read_runs(folder)
+    runs = read_runs(folder, against)
     other = None if against is None else read_run(against)
     if other is not None:
         check_measure([runs[0], other])
