@@ -205,7 +205,12 @@ def plan(args: argparse.Namespace) -> None:
 
     config = configs.load(RunConfig, args.config, args.overrides)
     stated = {field.name: getattr(args, field.name) for field in dataclasses.fields(estimate.Assumptions)}
-    assumed = estimate.Assumptions(**{name: value for name, value in stated.items() if value is not None})
+    stated = {name: value for name, value in stated.items() if value is not None}
+    if args.hardware is None and args.topology is None:
+        idle = [name for name in stated if name != "tokens"]
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        configs.need(not idle, f"{flags}: say for which accelerator, by --hardware or --topology")
+    assumed = estimate.Assumptions(**stated)
     devices, name, compiled = args.devices, args.hardware, None
     if args.topology is not None:
         configs.need(

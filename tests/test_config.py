@@ -9,6 +9,8 @@ import pytest
 
 from lmjax.config import Text, build, diff, flatten, free, from_file, is_free, load, need, set_override, to_dict
 from lmjax.errors import UserError
+from lmjax.model.config import SIZES
+from lmjax.train.config import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -348,7 +350,6 @@ def test_every_config_file_of_the_project_builds():
 
     from lmjax.data.config import ShardsConfig, SplitConfig, TokenizerConfig
     from lmjax.data.prepare import PrepareConfig
-    from lmjax.train.config import RunConfig
 
     stages = {
         "data": PrepareConfig,
@@ -364,3 +365,17 @@ def test_every_config_file_of_the_project_builds():
         config = load(stages[path.parent.name], str(path))
         assert build(type(config), to_dict(config)) == config
         assert path.read_text(encoding="utf-8").startswith('"""'), f"{path} opens without its receipt"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *(f"model.{name}" for name in SIZES),
+        "train.loss_chunk", "eval.every", "eval.rows", "eval.batch_size", "checkpoint.every", "checkpoint.keep_every",
+        "monitor.log_every",
+    ],
+)  # fmt: skip
+def test_sizes_and_periods_are_at_least_one(field):
+    for value in (0, -6):
+        says = rf"config\.{field}={value} must be at least 1"
+        fails(says, override, f"{field}={value}", cls=RunConfig)

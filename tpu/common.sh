@@ -7,6 +7,8 @@ ENVIRONMENT="" SPOT="" QUEUED="" RECOVER="" DRY_RUN="" HOSTS="" DEVICES="" TOPOL
 OVERRIDES=() REST=()
 QUOTE="'\\''" # a single quote among single quotes
 POLL_S="${LMJAX_POLL_S:-30}" # between looks at a state
+TRIES="${LMJAX_TRIES:-1}"    # looks that may fail in a row; more where nobody is there to try again
+PATIENT_TRIES=10
 
 die() { # MESSAGE: the user's mistake, in one line
   echo "$(basename "$0"): $*" >&2
@@ -18,7 +20,9 @@ fail() { # MESSAGE: what went wrong through nobody's mistake
   exit 1
 }
 
-usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; }
+case "$0" in /*) SELF="$0" ;; *) SELF="$PWD/$0" ;; esac # this is sourced before a script goes elsewhere
+
+usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "$SELF"; }
 
 parse() { # reads all arguments; every script takes those of all, so that `recover` passes its own on
   while [ $# -gt 0 ]; do
@@ -64,8 +68,9 @@ need_run() { # what a run needs, as far as it can be seen from here
   need shards "folders made by \`lmjax tokenize\`, with commas between them"
   [ -f "$CONFIG" ] || die "--config: there is no file $CONFIG"
   case "$CONFIG" in /*) die "--config must lie in this checkout, which is copied to the hosts: $CONFIG" ;; esac
-  local path
-  for path in "$WORKDIR" "$TOKENIZER" ${SHARDS//,/ }; do
+  local path shards
+  IFS=, read -ra shards <<<"$SHARDS" # a folder's name may have spaces
+  for path in "$WORKDIR" "$TOKENIZER" "${shards[@]}"; do
     case "$path" in
       gs://?* | /*) ;;
       *) die "$path must be seen by all hosts: gs://… or an absolute path" ;;
@@ -115,23 +120,26 @@ check_gcloud() { # gcloud is there, and knows who and what; a dry run asks nothi
     die "no project: give --project, or run \`gcloud config set project\`"
 }
 
-state() { # prints the TPU's state, ABSENT where there is none
-  local answer
-  if answer="$(gcloud compute tpus tpu-vm describe "$NAME" "${PLACE[@]}" --format='value(state)' 2>&1)"; then
-    echo "$answer"
-  else
-    case "$answer" in *NOT_FOUND*) echo ABSENT ;; *) fail "$answer" ;; esac
-  fi
+look() { # COMMAND…: prints the state that gcloud answers, ABSENT where there is nothing; fails after TRIES failures in a row
+  local answer errors said code tried
+  for ((tried = 1; ; tried++)); do
+    errors="$(mktemp)" # apart from the answer: a warning is no state
+    code=0
+    answer="$(gcloud "$@" "$NAME" "${PLACE[@]}" 2>"$errors")" || code=$?
+    said="$(cat "$errors")"
+    rm -f "$errors"
+    [ "$code" != 0 ] || break
+    case "$said" in *NOT_FOUND*) answer=ABSENT && break ;; esac
+    [ "$tried" -lt "$TRIES" ] || fail "$said"
+    echo "$(basename "$0"): $said (asking again in $POLL_S s)" >&2
+    sleep "$POLL_S"
+  done
+  echo "$answer"
 }
 
-queued_state() { # prints the state of the queued resource, ABSENT where there is none
-  local answer
-  if answer="$(gcloud compute tpus queued-resources describe "$NAME" "${PLACE[@]}" --format='value(state.state)' 2>&1)"; then
-    echo "$answer"
-  else
-    case "$answer" in *NOT_FOUND*) echo ABSENT ;; *) fail "$answer" ;; esac
-  fi
-}
+state() { look compute tpus tpu-vm describe '--format=value(state)'; } # of the TPU
+
+queued_state() { look compute tpus queued-resources describe '--format=value(state.state)'; } # of its queued resource
 
 apply() { # MANIFEST PLATFORM: filled in, and given to Kubernetes
   local filled flags
@@ -142,7 +150,8 @@ apply() { # MANIFEST PLATFORM: filled in, and given to Kubernetes
     ACCELERATOR="$ACCELERATOR" SLICES="$SLICES" FLAGS="$flags" python3 - "$1" "${WORDS[@]}" <<'PYTHON'
 import json, os, string, sys
 
-print(string.Template(open(sys.argv[1]).read().split("\n", 1)[1]).substitute(os.environ, WORDS=json.dumps(sys.argv[2:])), end="")
+quoted = {"WORDS": json.dumps(sys.argv[2:]), "FLAGS": json.dumps(os.environ["FLAGS"])}  # YAML reads JSON
+print(string.Template(open(sys.argv[1]).read().split("\n", 1)[1]).substitute(os.environ | quoted), end="")
 PYTHON
   )"
   if [ -n "$DRY_RUN" ]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates a TPU VM, and waits until it is ready. One that is there already is left as it is.
+# Creates a TPU VM, and waits until it is ready. One that is there already is left as it is, one that is being made is waited for.
 #   tpu/create.sh --name pod --zone us-east5-a --type v5p-64 [--spot] [--queued] [--version IMAGE] [--project P] [--dry-run]
 # --queued asks through a queued resource of the same name, which waits for capacity; --spot costs less and may be preempted.
 
@@ -19,35 +19,42 @@ if [ -z "$VERSION" ]; then
 fi
 check_gcloud
 place
-[ -z "$SPOT" ] || PLACE+=(--spot)
 
+wait_until() { # LOOK STATE: until it finds that state
+  local now before=""
+  TRIES="${LMJAX_TRIES:-$PATIENT_TRIES}"
+  while true; do
+    now="$("$1")"
+    [ "$now" = "$before" ] || echo "$(date +%T) $NAME: $now"
+    case "$now" in
+      "$2") return ;;
+      FAILED | SUSPENDED | ABSENT | PREEMPTED | TERMINATED | STOPPED)
+        fail "what was asked for ended in state $now: \`gcloud compute tpus\` describes it, tpu/delete.sh clears it away"
+        ;;
+    esac
+    before="$now"
+    sleep "$POLL_S"
+  done
+}
+
+now=ABSENT request=ABSENT
 if [ -z "$DRY_RUN" ]; then
-  PLACE_ALL=("${PLACE[@]}")
-  place
   now="$(state)"
-  case "$now" in
-    READY) echo "$NAME is ready" && exit 0 ;;
-    ABSENT | CREATING) ;;
-    *) die "$NAME is there in state $now: use tpu/recover.sh, or delete it" ;;
-  esac
-  PLACE=("${PLACE_ALL[@]}")
+  [ -z "$QUEUED" ] || request="$(queued_state)"
 fi
-if [ -z "$QUEUED" ]; then
-  run gcloud compute tpus tpu-vm create "$NAME" "${PLACE[@]}" --accelerator-type "$TYPE" --version "$VERSION"
-  exit 0
+case "$now" in
+  READY) echo "$NAME is ready" && exit 0 ;;
+  ABSENT | CREATING) ;;
+  *) die "$NAME is there in state $now: use tpu/recover.sh, or delete it" ;;
+esac
+ask=(create "$NAME" "${PLACE[@]}" --accelerator-type "$TYPE")
+[ -z "$SPOT" ] || ask+=(--spot)
+if [ "$request" = ABSENT ] && [ "$now" = CREATING ]; then # asked for before, without a queue
+  wait_until state READY
+elif [ -z "$QUEUED" ]; then
+  run gcloud compute tpus tpu-vm "${ask[@]}" --version "$VERSION"
+else
+  [ "$request" != ABSENT ] || run gcloud compute tpus queued-resources "${ask[@]}" --node-id "$NAME" --runtime-version "$VERSION"
+  [ -z "$DRY_RUN" ] || { echo "+ (wait until it is ACTIVE)" && exit 0; }
+  wait_until queued_state ACTIVE
 fi
-run gcloud compute tpus queued-resources create "$NAME" --node-id "$NAME" "${PLACE[@]}" --accelerator-type "$TYPE" \
-  --runtime-version "$VERSION"
-[ -z "$DRY_RUN" ] || { echo "+ (wait until it is ACTIVE)" && exit 0; }
-place
-before=""
-while true; do
-  now="$(queued_state)"
-  [ "$now" = "$before" ] || echo "$(date +%T) $NAME: $now"
-  case "$now" in
-    ACTIVE) exit 0 ;;
-    FAILED | SUSPENDED | ABSENT) fail "the request ended in state $now: see \`gcloud compute tpus queued-resources describe $NAME\`" ;;
-  esac
-  before="$now"
-  sleep "$POLL_S"
-done

@@ -6,9 +6,9 @@
 # --devices: chips of a host; --flags: of XLA, which win over lmjax/xla_flags.py. The image is made by `docker build --build-arg JAX=tpu -t REGISTRY/lmjax .`. XPK makes the cluster
 # and its node pool: `xpk cluster create --cluster NAME --tpu-type v5litepod-16 --spot`.
 
-cd "$(dirname "$0")/.."
 # shellcheck source=tpu/common.sh
-source tpu/common.sh
+source "$(dirname "$0")/common.sh"
+cd "$(dirname "$0")/.."
 parse "$@"
 need name "of the job"
 need accelerator "the node pool's, such as tpu-v5-lite-podslice or tpu-v5p-slice"

@@ -3,6 +3,7 @@
 #   tpu/launch.sh --name pod --zone us-east5-a --config configs/pretrain/llama_1b.py --workdir gs://bucket/run \
 #     --tokenizer gs://bucket/tokenizer --shards gs://bucket/shards [--config.train.steps=1000 …] [--logs DIR] \
 #     [--environment DIR] [--flags "--xla_…=…"] [--project P] [--dry-run]
+# What git does not track is copied from lmjax, configs, scripts, tpu and constraints alone, and the config.
 # --environment names a virtual environment that the hosts have already, --flags some of XLA's that win over lmjax/xla_flags.py. Ends when the run ends, with its exit code.
 
 # shellcheck source=tpu/common.sh
@@ -27,10 +28,15 @@ fi
 archive="$(mktemp -d)/lmjax.tar.gz"
 trap 'rm -rf "$(dirname "$archive")"' EXIT
 files="$(dirname "$archive")/files"
-git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
+untracked=(lmjax configs scripts tpu constraints) # elsewhere lie data and checkpoints
+{
+  git ls-files -z --cached
+  git ls-files -z --others --exclude-standard -- "${untracked[@]}"
+} | while IFS= read -r -d '' file; do
   if [ -e "$file" ]; then printf '%s\n' "$file"; fi
 done >"$files"
-echo "+ ($(wc -l <"$files" | tr -d ' ') files of this checkout, at $(git describe --always --dirty=+dirty --exclude='*'))"
+grep -qxF -e "$CONFIG" "$files" || echo "$CONFIG" >>"$files"
+echo "+ ($(wc -l <"$files" | tr -d ' ') files of this checkout, untracked ones of ${untracked[*]} alone, at $(git describe --always --dirty=+dirty --exclude='*'))"
 tar -czf "$archive" -T "$files"
 run gcloud compute tpus tpu-vm scp "$archive" "$NAME:lmjax.tar.gz" "${PLACE[@]}" --worker=all
 

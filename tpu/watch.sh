@@ -3,7 +3,7 @@
 #   tpu/watch.sh --name pod --zone us-east5-a [--project P] [--dry-run]
 #   tpu/watch.sh --recover (all arguments of tpu/create.sh and tpu/launch.sh)
 # With --recover it starts the run, and brings it back as often as it is preempted, until it is done. A run that fails on a TPU
-# that is still there is not started again.
+# that is still there is not started again. Of looks that fail, ten in a row end it.
 
 # shellcheck source=tpu/common.sh
 source "$(dirname "$0")/common.sh"
@@ -13,6 +13,8 @@ need_pod
 [ -z "$RECOVER" ] || need_run
 check_gcloud
 place
+TRIES="${LMJAX_TRIES:-$PATIENT_TRIES}"
+export LMJAX_TRIES="$TRIES" # for those that it starts
 recover=("${BASH:-bash}" tpu/recover.sh "$@")
 if [ -n "$DRY_RUN" ]; then
   echo "+ (every $POLL_S s:) gcloud compute tpus tpu-vm describe $NAME $(quoted "${PLACE[@]}")"

@@ -83,6 +83,12 @@ class MupConfig:
             need(value is None or value >= 1, f"config.model.mup.{name}={value} must be at least 1")
 
 
+SIZES = (
+    "vocab_size", "num_layers", "d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff", "max_length", "prefix_dim", "score_dim",
+    "sliding_window", "attention_block", "micro_batches", "stage_repeats",
+)  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only transformer."""
@@ -144,13 +150,9 @@ class ModelConfig:
     # recompute in the backward pass: nothing; all but matmul outputs; all but each layer's input; all but the named branch outputs
 
     def __post_init__(self):
-        need(self.stage_repeats >= 1, f"config.model.stage_repeats={self.stage_repeats} must be at least 1")
-        need(
-            self.micro_batches is None or self.micro_batches >= 1,
-            f"config.model.micro_batches={self.micro_batches} must be at least 1",
-        )
-        need(self.num_layers >= 1, f"config.model.num_layers={self.num_layers} must be at least 1")
-        need(self.vocab_size >= 1, f"config.model.vocab_size={self.vocab_size} must be at least 1")
+        for name in SIZES:
+            size = getattr(self, name)
+            need(size is None or size >= 1, f"config.model.{name}={size} must be at least 1")
         need(
             self.head_dim is not None or self.d_model % self.num_heads == 0,
             f"config.model.d_model={self.d_model} does not divide by num_heads={self.num_heads}; set head_dim",
@@ -161,16 +163,8 @@ class ModelConfig:
         )
         windows = self.sliding_window is not None
         need(
-            not windows or self.sliding_window >= 1,
-            f"config.model.sliding_window={self.sliding_window} must be positive",
-        )
-        need(
             windows == ("local" in self.pattern),
             f"config.model: sliding_window={self.sliding_window} does not go with layer_pattern={self.layer_pattern}",
-        )
-        need(
-            self.prefix_dim is None or self.prefix_dim >= 1,
-            f"config.model.prefix_dim={self.prefix_dim} must be positive",
         )
         need(
             not self.split_tokens or self.prefix_dim is None,

@@ -201,6 +201,6 @@ def bandwidth(groups: hlo.Groups, coordinates: np.ndarray, row: hardware.Acceler
     members = coordinates[np.array(groups)]  # groups, members, dims
     moved = np.any(members != members[:, :1], axis=(0, 1))
     if row.platform == "gpu":
-        return gpu_target.NETWORK_BYTES_PER_S if moved.any() else row.interconnect_bytes_per_s
+        return row.network_bytes_per_s.value if moved.any() else row.interconnect_bytes_per_s
     spanned = int(moved[: row.torus_dims].sum())
     return row.interconnect_bytes_per_s * max(spanned, 1) / row.torus_dims

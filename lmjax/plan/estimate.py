@@ -1,6 +1,7 @@
 """What a run costs before it is started: all figures of a plan, worked out. No jax: it answers at once."""
 
 import dataclasses
+import math
 
 from lmjax.config import need
 from lmjax.plan import cost, hardware, memory, params, time
@@ -29,6 +30,10 @@ class Assumptions:
     def __post_init__(self):
         need(0 < self.mfu <= 1, f"--mfu {self.mfu} must be in (0, 1]")
         need(self.tokens is None or self.tokens >= 1, f"--tokens {self.tokens} must be positive")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            finite = not isinstance(value, float) or math.isfinite(value)
+            need(finite, f"--{field.name.replace('_', '-')} {value} must be a finite number")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +122,7 @@ def plan(
       UserError: the run does not divide over the devices, or the hardware is unknown.
     """
     accelerator = None if hardware_name is None else hardware.by_name(hardware_name)
+    need(num_devices is None or num_devices >= 1, f"--devices {num_devices} must be at least 1")
     num_devices = config.mesh.fewest_devices if num_devices is None else num_devices
     tokens_per_step = config.train.batch_size * config.data.seq_len
     if assumed.tokens is not None:

@@ -7,8 +7,6 @@ import dataclasses
 
 from lmjax.errors import UserError
 
-# What a GPU sends to other hosts, of an HGX machine with one network card of 400 Gbit/s for each: NVIDIA's DGX H100 user guide, 2023.
-NETWORK_BYTES_PER_S = 50e9
 CUDNN = "major: 9 minor: 10"
 
 

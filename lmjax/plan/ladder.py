@@ -56,11 +56,13 @@ def read_run(workdir: os.PathLike | str) -> Run:
     return Run(path.parent.name, params.active(config.model), last[-1]["tokens"], loss, measure)
 
 
-def read_runs(folder: os.PathLike | str) -> list[Run]:
-    """All runs of a folder, each in a folder of its own."""
+def read_runs(folder: os.PathLike | str, against: str | None = None) -> list[Run]:
+    """All runs of a folder, each in a folder of its own; without that which the law is held against."""
     folder = epath.Path(folder)
     need(folder.is_dir(), f"--runs {folder}: no such folder")
-    runs = [read_run(path) for path in sorted(folder.iterdir()) if (path / RUN).exists()]
+    left_out = against and os.path.realpath(against)
+    paths = [path for path in sorted(folder.iterdir()) if os.path.realpath(path) != left_out]
+    runs = [read_run(path) for path in paths if (path / RUN).exists()]
     need(bool(runs), f"--runs {folder} holds no workdirs of runs")
     check_measure(runs)
     return runs
@@ -137,8 +139,9 @@ def answer(
     need((parameters is None) == (tokens is None), "--parameters and --tokens go together")
     need(against is None or parameters is None, "--against brings its own --parameters and --tokens")
     for name, value in (("parameters", parameters), ("tokens", tokens), ("budget", budget)):
-        need(value is None or value > 0, f"--{name} must be positive")
-    runs = read_runs(folder)
+        need(value is None or (value > 0 and math.isfinite(value)), f"--{name} must be positive and finite")
+    need(options[-1] >= 0, f"--seed {options[-1]} must not be negative")
+    runs = read_runs(folder, against)
     other = None if against is None else read_run(against)
     if other is not None:
         check_measure([runs[0], other])
@@ -193,7 +196,7 @@ def plot(result: Answer, path: str) -> None:
     """Losses over tokens, a colour for each size: runs, the law, and what is predicted; the suffix says the format.
 
     Raises:
-      UserError: matplotlib is missing, or does not know the suffix.
+      UserError: matplotlib is missing, does not know the suffix, or the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -223,4 +226,7 @@ def plot(result: Answer, path: str) -> None:
     if result.against is not None:
         axes.plot([result.against.tokens], [result.against.loss], "*", color="r", markersize=11, label="reached")
     axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise UserError(f"--plot {path}: {error.strerror}") from error

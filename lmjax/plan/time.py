@@ -138,7 +138,8 @@ def sent_bytes(config: RunConfig, where: memory.Layout, slices: int = 1) -> dict
     """Bytes that a device sends in a step, by mesh axis: the least that the layout needs.
 
     fsdp      each weight gathered forward and backward in the products' dtype, its gradient reduced and scattered, for each micro-batch
-              of `accumulation`; the layers' at each tick of a pipeline
+              of `accumulation`; the layers' at each tick of a pipeline. Below zero 3: gradients scattered in float32, and what the
+              optimizer has made of the weights gathered, float32, once
     data      an all-reduce of the gradients, float32, once; compressed, each replica's codes
     network   the part of it that goes between slices, into which data is cut: exact, each replica of a slice sends its share of the sum
     tensor    two all-reduces forward and two backward a layer, of B · T · D, and again what rematerialization repeats
@@ -153,12 +154,16 @@ def sent_bytes(config: RunConfig, where: memory.Layout, slices: int = 1) -> dict
     worked = tokens * passes.slowdown  # the bubble's too
     layers = memory.layer_weights(model, where)
     head = model.d_model * model.vocab_size // n["tensor"]
-    weights = layers * passes.ticks / passes.repeats + head * (1 if model.tie_embeddings else 2)
-    gathers = 2 if where.zero == 3 else 0
+    heads = head * (1 if model.tie_embeddings else 2)
+    weights = layers * passes.ticks / passes.repeats + heads
+    if where.zero == 3:
+        shared = micros * 3 * a * weights
+    else:
+        shared = memory.FLOAT32_BYTES * (micros * weights + layers + heads)
     reduced = memory.tree_bytes(model, where, fsdp=True)
     again = 0.5 if model.remat in ("full", "dots") else 0.0  # the forward pair, of which the second is not needed
     sent = {
-        "fsdp": ring["fsdp"] * micros * (gathers * a + a) * weights,
+        "fsdp": ring["fsdp"] * shared,
         "tensor": 2 * ring["tensor"] * (4 + 2 * again) * model.num_layers * a * worked * model.d_model,
         "expert": 0.0,
         "context": 0.0,

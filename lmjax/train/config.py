@@ -30,6 +30,7 @@ class TrainConfig:
             self.batch_size >= 1 and self.accumulation >= 1,
             "config.train: batch_size and accumulation must be at least 1",
         )
+        need(self.loss_chunk >= 1, f"config.train.loss_chunk={self.loss_chunk} must be at least 1")
         need(
             self.batch_size % self.accumulation == 0,
             f"config.train.batch_size={self.batch_size} does not divide by accumulation={self.accumulation}",
@@ -44,6 +45,10 @@ class EvalConfig:
     rows: int | None = free(256)  # rows of each source; none: all
     batch_size: int | None = free(None)  # rows of an evaluation batch; none: train.batch_size
 
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            need(value is None or value >= 1, f"config.eval.{name}={value} must be at least 1, or none")
+
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
@@ -56,6 +61,10 @@ class CheckpointConfig:
     def __post_init__(self):
         need(self.every >= 1, f"config.checkpoint.every={self.every} must be at least 1")
         need(self.keep >= 1, f"config.checkpoint.keep={self.keep} must be at least 1")
+        need(
+            self.keep_every is None or self.keep_every >= 1,
+            f"config.checkpoint.keep_every={self.keep_every} must be at least 1, or none",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +79,11 @@ class MonitorConfig:
     # one; left alone, the processes wait for each other ten minutes on a CPU and for ever on a TPU. None: for ever
 
     def __post_init__(self):
+        need(self.log_every >= 1, f"config.monitor.log_every={self.log_every} must be at least 1")
+        need(
+            self.peak_flops is None or self.peak_flops > 0,
+            f"config.monitor.peak_flops={self.peak_flops} must be positive, or none",
+        )
         need(
             self.hang_after_s is None or self.hang_after_s > 0,
             f"config.monitor.hang_after_s={self.hang_after_s} must be positive, or none",

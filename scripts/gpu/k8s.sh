@@ -5,9 +5,9 @@
 #     [--namespace N] [--flags "--xla_…=…"] [--dry-run]
 # --devices: GPUs of a node; --flags: of XLA, which win over lmjax/xla_flags.py. The image is made by `docker build -t REGISTRY/lmjax .`; the config lies in it.
 
-cd "$(dirname "$0")/../.."
 # shellcheck source=tpu/common.sh
-source tpu/common.sh
+source "$(dirname "$0")/../../tpu/common.sh"
+cd "$(dirname "$0")/../.."
 parse "$@"
 need name "of the job"
 need hosts "how many nodes"

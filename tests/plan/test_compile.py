@@ -105,10 +105,13 @@ def test_a_small_step_compiled():
     assert "all-gather" in page and "Compiled for v5e:2x2" in page
 
 
-@pytest.mark.parametrize("groups, rate", [(((0, 1), (2, 3)), 450e9), (((0, 2), (1, 3)), 50e9)])
-def test_gpus_of_two_hosts_speak_over_the_network(groups, rate):
+@pytest.mark.parametrize(
+    "name, groups, rate",
+    [("h200", ((0, 1), (2, 3)), 450e9), ("h200", ((0, 2), (1, 3)), 50e9), ("a100", ((0, 2), (1, 3)), 25e9)],
+)
+def test_gpus_of_two_hosts_speak_over_the_network(name, groups, rate):
     places = np.array([(0,), (0,), (1,), (1,)])
-    assert compiling.bandwidth(groups, places, hardware.by_name("h200")) == rate
+    assert compiling.bandwidth(groups, places, hardware.by_name(name)) == rate
 
 
 def test_what_does_not_fit_is_said():

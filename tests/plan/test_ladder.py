@@ -73,6 +73,18 @@ def test_a_run_outside_the_interval_is_said(runs, tmp_path, capsys):
     assert code == 0 and "worse reached 9.0000: outside" in said.out
 
 
+def test_a_run_to_compare_with_takes_no_part_wherever_it_lies(runs, tmp_path, monkeypatch):
+    outside = make_run(tmp_path / "elsewhere" / "larger", 128, 1000, loss=9.0)
+    make_run(runs / "larger", 128, 1000, loss=9.0)
+    (tmp_path / "link").symlink_to(runs)
+    monkeypatch.chdir(tmp_path)
+    options = (20, 0.9, 0)
+    inside = [ladder.answer(runs, against=path, options=options) for path in ("runs/larger/", "link/larger")]
+    (runs / "larger").rename(tmp_path / "moved")
+    expected = ladder.answer(runs, against=str(outside), options=options).to_dict()
+    assert len(expected["runs"]) == 9 and [found.to_dict() for found in inside] == [expected] * 2
+
+
 @pytest.mark.parametrize(
     "spoil, words, message",
     [
@@ -87,7 +99,10 @@ def test_a_run_outside_the_interval_is_said(runs, tmp_path, capsys):
         (lambda runs: None, ["--parameters", "1e6"], "go together"),
         (lambda runs: None, ["--parameters", "0", "--tokens", "1"], "--parameters must be positive"),
         (lambda runs: None, ["--interval", "1.5"], "between 0 and 1"),
+        (lambda runs: None, ["--budget", "inf"], "--budget must be positive and finite"),
+        (lambda runs: None, ["--seed", "-1"], "--seed -1 must not be negative"),
         (lambda runs: None, ["--plot", "x.gift"], "suffix must be one of"),
+        (lambda runs: None, ["--plot", "/nowhere/x.png"], "--plot /nowhere/x.png: No such file or directory"),
     ],
 )
 def test_mistakes_are_one_line(runs, spoil, words, message, capsys):

@@ -10,6 +10,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from lmjax import cli
 from lmjax.config import build
 from lmjax.data.config import DataConfig
 from lmjax.errors import UserError
@@ -89,6 +90,9 @@ def test_fewest_devices_where_none_are_stated():
         ({"assumed": {"grid": "us-centrel1"}}, "did you mean 'us-central1'"),
         ({"assumed": {"preemptions_per_day": 0.0}}, "must be positive"),
         ({"hardware_name": "tpu7x", "assumed": {"budget_usd": 1e3}}, "state one with --usd-per-hour"),
+        ({"num_devices": 0}, "--devices 0 must be at least 1"),
+        ({"num_devices": -4}, "--devices -4 must be at least 1"),
+        ({"assumed": {"budget_usd": float("inf")}}, "--budget-usd inf must be a finite number"),
         ({"num_devices": 7}, "do not divide over fsdp = 7"),
     ],
 )
@@ -96,6 +100,16 @@ def test_mistakes(arguments, message):
     assumed = arguments.pop("assumed", {})
     with pytest.raises(UserError, match=message):
         plan(FEW_ROWS, **({"num_devices": 8, "hardware_name": "v5p"} | arguments), assumed=Assumptions(**assumed))
+
+
+@pytest.mark.parametrize("words", [["--budget-usd", "10"], ["--mfu", "0.5"], ["--slices", "2"], ["--grid", "us"]])
+def test_what_rests_on_an_accelerator_asks_for_it(words, capsys):
+    code = cli.main(["plan", "--config", "configs/pretrain/tiny.py", *words])
+    said = capsys.readouterr().err
+    assert code == 2 and f"{words[0]}: say for which accelerator" in said and said.count("\n") == 1
+    assert (
+        cli.main(["plan", "--config", "configs/pretrain/tiny.py", *words, "--devices", "2", "--hardware", "v5p"]) == 0
+    )
 
 
 def test_json_holds_the_plan():

@@ -130,6 +130,14 @@ def test_the_jobset_for_tpus(bare_path):  # noqa: F811
     assert container["env"] == [{"name": "LIBTPU_INIT_ARGS", "value": xla_flags.flags("tpu", given)}]
 
 
+@pytest.mark.parametrize("words", [["scripts/gpu/k8s.sh", *JOB], ["tpu/gke.sh", *JOB, *GKE]])
+def test_quotes_among_the_flags_reach_xla(bare_path, words):  # noqa: F811
+    done = script(*words, *BUCKET, "--flags", '--xla_a="b: c"', "--dry-run")
+    *_, job = yaml.safe_load_all(done.stdout)
+    values = re.findall(r"'value': '(--xla_a=[^']*)'", str(job))
+    assert len(values) == 1 and values[0].startswith('--xla_a="b: c" ')
+
+
 def test_kubectl_gets_the_manifest(tools, tmp_path):
     calls = tools("kubectl", f"[ $1 = config ] || cat >{tmp_path / 'manifest'}")
     assert script("scripts/gpu/k8s.sh", *JOB, *BUCKET).returncode == 0

@@ -77,6 +77,76 @@ def test_a_queued_resource_is_waited_for_and_deleted_by_its_request(gcloud):
     assert not any(call[2:4] == ["tpu-vm", "delete"] for call in calls(gcloud))
 
 
+def test_a_warning_of_gcloud_is_no_state(gcloud):
+    (gcloud / "warning").touch()
+    create = ["create", *POD, "--type", "v5litepod-8"]
+    assert script(*create, "--queued").returncode == 0
+    assert "pod is ready" in script(*create).stdout
+    assert script("delete", *POD).returncode == 0
+
+
+def test_a_pod_that_is_being_made_is_waited_for(gcloud):
+    create = ["create", *POD, "--type", "v5litepod-8"]
+    assert script(*create).returncode == 0
+    state = gcloud / "pod" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"state": "CREATING", "looks": 3}))
+    done = script(*create)
+    assert done.returncode == 0 and "pod: CREATING" in done.stdout and "pod: READY" in done.stdout, done.stderr
+    assert len([call for call in calls(gcloud) if call[3:4] == ["create"]]) == 1
+
+
+def test_a_request_that_waits_is_taken_up(gcloud):
+    (gcloud / "pod.request").mkdir()
+    request = {"kind": "v5litepod-8", "version": "v2-alpha-tpuv5-lite", "looks": 0}
+    (gcloud / "pod.request" / "state.json").write_text(json.dumps(request))
+    done = script("create", *POD, "--type", "v5litepod-8", "--queued")
+    assert done.returncode == 0 and "WAITING_FOR_RESOURCES" in done.stdout and "ACTIVE" in done.stdout, done.stderr
+    assert not [call for call in calls(gcloud) if call[3:4] == ["create"]]
+
+
+def test_a_watch_outlives_some_looks_that_fail(gcloud):
+    assert script("create", *POD, "--type", "v5litepod-8").returncode == 0
+    subprocess.run(["gcloud", "fake", "preempt", "pod", "0"], check=True)
+    (gcloud / "outage").write_text("x" * 9)
+    done = script("watch", *POD)
+    assert done.returncode == 1 and "pod: PREEMPTED" in done.stdout and done.stderr.count("UNAVAILABLE") == 9
+    (gcloud / "outage").write_text("x" * 10)
+    done = script("watch", *POD)
+    assert done.returncode == 1 and "PREEMPTED" not in done.stdout and (gcloud / "outage").read_text() == ""
+
+
+def test_recovering_outlives_a_look_that_fails(gcloud, monkeypatch):
+    """The run cannot start (the checkout of the host has no such environment): exit code 2 comes from the host, not from the look."""
+    assert script("create", *POD, "--type", "v5litepod-4").returncode == 0
+    (gcloud / "outage").write_text("xxx")
+    done = script("watch", "--recover", *POD, "--type", "v5litepod-4", *RUN, "--environment", "/nowhere")
+    assert done.returncode == 2 and "/nowhere is no environment" in done.stderr, done.stdout + done.stderr
+
+
+def test_what_git_does_not_track_is_copied_only_where_code_lies(gcloud, tmp_path):
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT / "tpu", checkout / "tpu")
+    for path in (
+        "lmjax/xla_flags.py",
+        "configs/mine.py",
+        "elsewhere/mine.py",
+        "my_run/checkpoints/1",
+        "lmjax/changed.py",
+    ):
+        (checkout / path).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / path).touch()
+    subprocess.run("git init -q . && git add tpu lmjax/xla_flags.py", shell=True, cwd=checkout, check=True)
+    subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "m"], cwd=checkout, check=True)
+    assert script("create", *POD, "--type", "v5litepod-4").returncode == 0
+    run = [*POD, "--config", "elsewhere/mine.py", *RUN[2:], "--environment", "/nowhere"]
+    done = subprocess.run(["bash", "tpu/launch.sh", *run], cwd=checkout, capture_output=True, text=True, timeout=100)
+    assert "/nowhere is no environment" in done.stderr, done.stdout + done.stderr
+    there = {str(path.relative_to(gcloud / "pod/0/lmjax")) for path in (gcloud / "pod/0/lmjax").rglob("*")}
+    assert {"lmjax/xla_flags.py", "configs/mine.py", "elsewhere/mine.py", "lmjax/changed.py"} <= there
+    assert not [path for path in there if path.startswith("my_run")]
+    assert "untracked ones of lmjax configs" in done.stdout
+
+
 @pytest.mark.slow
 def test_one_host_that_fails_stops_all(gcloud, tmp_path):
     assert script("create", *POD, "--type", "v5litepod-8").returncode == 0
@@ -154,6 +224,24 @@ def bare_path(tmp_path, monkeypatch):
     ):
         (folder / tool).symlink_to(shutil.which(tool))
     monkeypatch.setenv("PATH", str(folder))
+
+
+@pytest.mark.parametrize(
+    "path", [*sorted(ROOT.glob("tpu/*.sh")), *sorted(ROOT.glob("scripts/gpu/*s*"))], ids=lambda p: p.name
+)
+def test_help_is_told_from_any_folder(path):
+    if path.name in ("common.sh", "host.sh", "k8s.yaml"):  # sourced; started by others; no script
+        return
+    words = ["bash", path.name, "--help"]
+    done = subprocess.run(words, cwd=path.parent, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and f"/{path.name}" in done.stdout and not done.stderr
+
+
+def test_a_folder_of_shards_may_have_spaces(gcloud):
+    run = [*RUN[:-1], "/shared/my shards,gs://bucket/a b"]
+    done = script("launch", *POD, *run, "--dry-run")
+    assert done.returncode == 0 and "--config.data.shards=/shared/my shards,gs://bucket/a b" in done.stdout, done.stderr
+    assert "b must be seen by all hosts" in script("launch", *POD, *run[:-1], "/a,b", "--dry-run").stderr
 
 
 def test_no_account(gcloud):
