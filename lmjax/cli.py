@@ -102,8 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--tokenizer", metavar="DIR", help="made by `lmjax tokenizer`, where --from holds none")
 
     sub = verb("hf-export", verbs.hf_export)
-    sub.add_argument("--workdir", required=True, metavar="DIR", help="the run's folder")
-    sub.add_argument("--step", type=int, metavar="N", help="the checkpoint (default: the newest)")
+    add_run_arguments(sub)  # its mesh may be of other devices
     sub.add_argument("--out", required=True, metavar="DIR")
     sub.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="default: bfloat16")
 

@@ -74,10 +74,12 @@ def import_hf(
     return kind, config
 
 
-def export_hf(workdir: os.PathLike | str, out: os.PathLike | str, step: int | None, dtype: str) -> tuple[str, int, int]:
+def export_hf(
+    workdir: os.PathLike | str, out: os.PathLike | str, step: int | None, dtype: str, overrides: list[str] | None = None
+) -> tuple[str, int, int]:
     """Writes a checkpoint as a folder of Hugging Face; its family, step and vocabulary."""
     path = epath.Path(out)
-    model = load_model(workdir, step, [])
+    model = load_model(workdir, step, overrides or [])
     config = model.parts.config.model
     files.claim(path, "hf-export")
     files.empty(path)

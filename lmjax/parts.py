@@ -17,12 +17,15 @@ from lmjax.eval import perplexity
 from lmjax.model import attention, fp8
 from lmjax.model.config import ModelConfig
 from lmjax.model.dense import Dtypes, dtypes
+from lmjax.model.pattern import kinds
 from lmjax.optim import compress
 from lmjax.optim.build import build_optimizer
+from lmjax.optim.config import CompressConfig, OptimConfig
 from lmjax.optim.schedule import Schedule, build_schedule
 from lmjax.plan import memory
 from lmjax.sharding import mesh as meshes
 from lmjax.sharding import multihost, rules
+from lmjax.sharding.stages import check_layers
 from lmjax.train import step as steps
 from lmjax.train.config import RunConfig
 from lmjax.train.objective import Loss, build_objective
@@ -73,14 +76,46 @@ class Parts:
 def build_parts(config: RunConfig, devices: list | None = None) -> Parts:
     """Everything that needs no data; every impossible combination is a `UserError` here, before compilation."""
     devices = jax.devices() if devices is None else devices
-    memory.layout(config, len(devices))  # dims that do not divide over the mesh
-    attention.check_platform(config.model, devices[0].platform)
+    memory.layout(config, len(devices))  # rows, and dims of parameters, that do not divide over the mesh
     fp8.check_platform(config.train.precision, devices[0])
     mesh = meshes.make_mesh(config.mesh, devices)
     compress.check(config.compress, dict(mesh.shape))
     if config.mesh.offload:
         meshes.check_offload(devices[0])
-    types = dtypes(config.train.precision, devices[0].platform)
+    return assemble(config, mesh)
+
+
+def build_reading_parts(config: RunConfig) -> Parts:
+    """The same to evaluate, generate or export: the parameters must divide over the mesh; what rows must, their verb knows."""
+    devices = jax.devices()
+    config = for_reading(config, devices[0])
+    mesh = meshes.make_mesh(config.mesh, devices)
+    sizes = meshes.sizes(mesh)
+    memory.check_experts(config.model, sizes)
+    memory.check_divides(config.model, sizes)
+    check_layers(kinds(config.model), sizes["stage"], config.model.stage_repeats)
+    return assemble(config, mesh)
+
+
+def for_reading(config: RunConfig, device: jax.Device) -> RunConfig:
+    """The config without what training alone asks of a machine. These fields belong to the run: whoever reads it elsewhere could
+    not change them."""
+    emulated = config.train.precision == "fp8" and not fp8.has_units(device)  # the same numbers, slower
+    precision = "fp8_emulated" if emulated else config.train.precision
+    return dataclasses.replace(
+        config,
+        optim=OptimConfig(schedule="constant", warmup_steps=0),  # none is used: the simplest state and schedule
+        compress=CompressConfig(),
+        train=dataclasses.replace(config.train, accumulation=1, precision=precision),
+        mesh=dataclasses.replace(config.mesh, offload=False),
+    )
+
+
+def assemble(config: RunConfig, mesh: Mesh) -> Parts:
+    """The parts of a config that fits its mesh."""
+    platform = mesh.devices.flat[0].platform
+    attention.check_platform(config.model, platform)
+    types = dtypes(config.train.precision, platform)
     optimizer = build_optimizer(config.optim, 1.0 / config.model.width_ratio)
     return Parts(
         config=config,
@@ -107,6 +142,13 @@ def build_reader(
     return reader
 
 
+def as_training(config: RunConfig, rows_of_batch: int) -> RunConfig:
+    """An evaluation as the training whose rows divide over a mesh where its own do."""
+    data = dataclasses.replace(config.data, stages=())  # every row has `seq_len` tokens
+    train = dataclasses.replace(config.train, batch_size=rows_of_batch, accumulation=1)
+    return dataclasses.replace(config, data=data, train=train, rope_stages=())
+
+
 def build_evaluate(
     parts: Parts,
     split: str | None = None,
@@ -127,7 +169,7 @@ def build_evaluate(
     configs.need(
         rows_of_batch % replicas == 0, f"config.eval.batch_size={rows_of_batch} does not divide over {replicas} devices"
     )
-    memory.pipeline(config.model, meshes.sizes(parts.mesh), rows_of_batch)
+    memory.layout(as_training(config, rows_of_batch), parts.mesh.devices.size)
     local = multihost.local_rows(parts.batch_sharding, rows_of_batch)
     limit = config.eval.rows if max_rows == "config" else max_rows
     sources = eval_batches.eval_sources(config.data, split)

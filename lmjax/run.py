@@ -91,7 +91,8 @@ def run_loop(
     notes = notes + describe_data(config, reader)
     with meshes.use(parts.mesh), multihost.StopRequest() as request:
         state, start, more = initial_state(parts, workdir)
-        stop = min(config.train.stop_at or config.train.steps, config.train.steps)
+        asked = config.train.steps if config.train.stop_at is None else config.train.stop_at
+        stop = min(asked, config.train.steps)
         if start >= stop:
             announce(notes + more + [f"nothing to do: {workdir} stands at step {start} of {config.train.steps}"])
             return start

@@ -17,7 +17,7 @@ from lmjax.eval.needle import Cell, NeedleConfig
 from lmjax.generate import decode
 from lmjax.generate.sample import Sampling
 from lmjax.model.decoder import Params
-from lmjax.parts import Parts, build_evaluate, build_parts, build_reader
+from lmjax.parts import Parts, build_evaluate, build_reader, build_reading_parts
 from lmjax.sharding import mesh as meshes
 from lmjax.tokenizers.base import Tokenizer
 from lmjax.workdir import announce, open_run
@@ -35,7 +35,7 @@ class Model(NamedTuple):
 def load_model(workdir: os.PathLike | str, step: int | None, overrides: list[str]) -> Model:
     """Restores the parameters of a checkpoint."""
     config, tokenizer = open_run(workdir, overrides)
-    parts = build_parts(config)
+    parts = build_reading_parts(config)
     with meshes.use(parts.mesh):
         restored = restore.restore(workdir, parts.abstract_weights(), step, partial=True)
     announce(list(restored.unreadable))
@@ -46,7 +46,7 @@ def load_model(workdir: os.PathLike | str, step: int | None, overrides: list[str
 def evaluate(workdir: os.PathLike | str, split: str, step: int | None, overrides: list[str]) -> dict[str, Any]:
     """Likelihood of the whole of a split, by source and together; with the checkpoint's step."""
     config, _ = open_run(workdir, overrides)
-    parts = build_parts(config)
+    parts = build_reading_parts(config)
     with meshes.use(parts.mesh):
         restored = restore.restore(workdir, parts.abstract_weights(), step, partial=True)
         metrics = build_evaluate(parts, split, max_rows=None)(restored.state)

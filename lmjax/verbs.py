@@ -179,7 +179,7 @@ def hf_export(args: argparse.Namespace) -> None:
     from lmjax import interchange
 
     with working("writing the checkpoint"):
-        kind, step, vocab = interchange.export_hf(args.workdir, args.out, args.step, args.dtype)
+        kind, step, vocab = interchange.export_hf(args.workdir, args.out, args.step, args.dtype, args.overrides)
     print(f"{args.out}: step {step} as {kind}, {args.dtype}, {vocab:,} ids")
 
 

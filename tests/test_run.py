@@ -204,6 +204,11 @@ def test_a_finished_run_says_so(line, straight, capsys):
     assert "nothing to do" in capsys.readouterr().out
 
 
+def test_a_stop_before_the_first_step_trains_nothing(line, tmp_path, capsys):
+    assert run.train(make_config(line, train__stop_at=0), tmp_path / "run") == 0
+    assert "stands at step 0 of 24" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "change",
     [{"seed": 1}, {"optim__learning_rate": 0.02}, {"model__dropout": 0.2}, {"data__seq_len": 16}, {"train__steps": 30}],

@@ -25,13 +25,17 @@ CAPABILITY = (8, 9)  # of the first NVIDIA chips with such units
 TPUS = ("TPU7x",)
 
 
+def has_units(device: Any) -> bool:
+    """Whether a `jax.Device` multiplies numbers of eight bits itself."""
+    if device.platform == "gpu":
+        return tuple(map(int, str(device.compute_capability).split("."))) >= CAPABILITY
+    return device.device_kind in TPUS
+
+
 def check_platform(precision: str, device: Any) -> None:
     """A `UserError` for `train.precision="fp8"` on a `jax.Device` without units for it."""
-    capable = device.device_kind in TPUS
-    if device.platform == "gpu":
-        capable = tuple(map(int, str(device.compute_capability).split("."))) >= CAPABILITY
     need(
-        precision != "fp8" or capable,
+        precision != "fp8" or has_units(device),
         f"config.train.precision='fp8': this {device.device_kind} has no units for it; bfloat16 is faster, and "
         "'fp8_emulated' computes the same numbers by casting",
     )

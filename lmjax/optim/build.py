@@ -81,11 +81,11 @@ def for_matrices(
     config: OptimConfig, matrix_rate: float, matrices: optax.GradientTransformation, rest: optax.GradientTransformation
 ) -> optax.GradientTransformation:
     """`matrices` for the layers' matrices, `rest` at `adam_learning_rate` for the rest; both decay by the one mask."""
-    ratio = (config.adam_learning_rate or config.learning_rate) / config.learning_rate
+    rate = config.learning_rate if config.adam_learning_rate is None else config.adam_learning_rate
     return optax.partition(
         {
             "matrix": descend(config, matrix_rate, matrices),
-            "rest": optax.chain(descend(config, 1.0, rest), optax.scale(ratio)),
+            "rest": optax.chain(descend(config, 1.0, rest), optax.scale(rate / config.learning_rate)),
         },
         lambda params: jax.tree.map(lambda is_one: "matrix" if is_one else "rest", masks.layer_matrices(params)),
     )

@@ -12,10 +12,10 @@ class OptimConfig:
 
     name: Literal["adamw", "lion", "adafactor", "muon", "soap", "adamw_8bit"] = "adamw"
     learning_rate: float = 3e-4  # at the peak; muon, soap: of the matrices, see adam_learning_rate
-    adam_learning_rate: float | None = None  # muon, soap: of embeddings, head, norms and biases; none: learning_rate
+    adam_learning_rate: float | None = None  # muon, soap: of all but the layers' matrices; none: learning_rate
     schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] = "cosine"
     warmup_steps: int = 100  # linear from 0; step `warmup_steps` is the first at the peak
-    decay_steps: int | None = None  # wsd: length of the final linear decay; none: a fifth of the run
+    decay_steps: int | None = None  # wsd: the final linear decay, begun after the warmup; none: a fifth of the run
     final_ratio: float = 0.1  # learning rate at the last step over its peak (linear, cosine, wsd)
     b1: float = 0.9  # decay of the first moment (momentum)
     b2: float = 0.95  # decay of the second moment
@@ -29,8 +29,15 @@ class OptimConfig:
     clip_norm: float | None = 1.0  # largest global norm of the gradient; none: no clipping
 
     def __post_init__(self):
-        need(self.learning_rate > 0, f"config.optim.learning_rate={self.learning_rate} must be positive")
-        need(self.warmup_steps >= 0, f"config.optim.warmup_steps={self.warmup_steps} must not be negative")
+        for field in ("learning_rate", "epsilon"):
+            need(getattr(self, field) > 0, f"config.optim.{field}={getattr(self, field)} must be positive")
+        for field in ("warmup_steps", "weight_decay"):
+            need(getattr(self, field) >= 0, f"config.optim.{field}={getattr(self, field)} must not be negative")
+        for field in ("adam_learning_rate", "decay_steps"):
+            value = getattr(self, field)
+            need(value is None or value >= 0, f"config.optim.{field}={value} must not be negative, or none")
+        for field in ("b1", "b2", "momentum"):  # at 1 an average never moves
+            need(0 <= getattr(self, field) < 1, f"config.optim.{field}={getattr(self, field)} must be in [0, 1)")
         need(
             self.clip_norm is None or self.clip_norm > 0,
             f"config.optim.clip_norm={self.clip_norm} must be positive or none",

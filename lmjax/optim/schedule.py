@@ -14,10 +14,15 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lmjax.errors import UserError
+from lmjax.config import need
 from lmjax.optim.config import OptimConfig
 
 Schedule = Callable[[Array | int], Float[Array, ""]]
+
+
+def decay_of(config: OptimConfig, num_steps: int) -> int:
+    """The steps of wsd's decay."""
+    return max(num_steps // 5, 1) if config.decay_steps is None else config.decay_steps
 
 
 def fraction(config: OptimConfig, step: Array, num_steps: int) -> Float[Array, ""]:
@@ -28,7 +33,7 @@ def fraction(config: OptimConfig, step: Array, num_steps: int) -> Float[Array, "
     if config.schedule == "inverse_sqrt":
         return jnp.sqrt(max(config.warmup_steps, 1) / jnp.maximum(step, 1.0))
     if config.schedule == "wsd":
-        begin = last - (config.decay_steps if config.decay_steps is not None else max(num_steps // 5, 1))
+        begin = last - decay_of(config, num_steps)
     else:
         begin = config.warmup_steps
     done = jnp.clip((step - begin) / max(last - begin, 1), 0.0, 1.0)
@@ -37,13 +42,22 @@ def fraction(config: OptimConfig, step: Array, num_steps: int) -> Float[Array, "
     return 1.0 + (final - 1.0) * done
 
 
+def check_fits(config: OptimConfig, num_steps: int) -> None:
+    """A `UserError` where the warmup is longer than the run, or runs into wsd's decay: the peak would never be reached."""
+    warmup = config.warmup_steps
+    need(warmup <= num_steps, f"config.optim.warmup_steps={warmup} exceed config.train.steps={num_steps}")
+    if config.schedule == "wsd":
+        decay = decay_of(config, num_steps)
+        shown = f"decay_steps={decay}" + (" (a fifth of the run)" if config.decay_steps is None else "")
+        need(
+            warmup + decay < num_steps,
+            f"config.optim: warmup_steps={warmup} and {shown} must together be less than config.train.steps={num_steps}",
+        )
+
+
 def build_schedule(config: OptimConfig, num_steps: int) -> Schedule:
     """The schedule of a run of `num_steps` steps; a `UserError` where warmup and decay do not fit into it."""
-    decay = (config.decay_steps or 0) if config.schedule == "wsd" else 0
-    if config.warmup_steps + decay > num_steps:
-        raise UserError(
-            f"config.optim: warmup_steps={config.warmup_steps} and decay_steps={decay} exceed config.train.steps={num_steps}"
-        )
+    check_fits(config, num_steps)
 
     def schedule(step):
         step = jnp.asarray(step, jnp.float32)

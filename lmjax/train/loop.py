@@ -1,8 +1,8 @@
 """The train loop: the only one in this project. It knows no config section, no data, no objective: all of it comes as arguments.
 
 Order at each step, on every process alike: wait for the batch, start the step, fetch the step before, then, where due,
-evaluate, save, end. Values are fetched one step late, so the devices never wait for the host; before a save they are fetched at
-once, so that a step that went wrong stops the run and not the checkpoint.
+evaluate, save, end; asked to end before the last step, save, evaluate, end. Values are fetched one step late, so the devices never
+wait for the host; before a save they are fetched at once, so that a step that went wrong stops the run and not the checkpoint.
 """
 
 import dataclasses
@@ -83,10 +83,9 @@ class Loop:
             if evaluating or saving:
                 self.report(*pending)
                 pending = None
-            if self.evaluate is not None and evaluating and not stopping:
-                self.watchdog.at(step, "evaluating")
-                with self.speed.paused():
-                    self.writer.write(done, self.tokens(done) | self.evaluate(state))
+            if evaluating and (at_end or not stopping):
+                # At the end before the save, asked to stop or not: from a checkpoint of the last step nothing goes on.
+                self.write_evaluation(done, state)
             if saving:
                 self.watchdog.at(step, "saving")
                 with self.speed.paused():
@@ -94,11 +93,24 @@ class Loop:
                     self.saver.save(done, state)
             if stopping and not at_end:
                 self.writer.say(f"asked to end: saving step {done}")
+                if evaluating:
+                    # The resume begins with the next step, so this row is written now or never. After the save: whoever is in a
+                    # hurry may end the process here and loses no step.
+                    self.saver.wait()
+                    self.write_evaluation(done, state)
                 stop = done
                 break
         self.watchdog.at(stop - 1, "saving")
         self.saver.wait()
         return state, stop
+
+    def write_evaluation(self, done: int, state: TrainState) -> None:
+        """Evaluates the state after `done` steps, where there is something to evaluate with."""
+        if self.evaluate is None:
+            return
+        self.watchdog.at(done - 1, "evaluating")
+        with self.speed.paused():
+            self.writer.write(done, self.tokens(done) | self.evaluate(state))
 
     def compiles_for(self, step: int, shape: tuple[int, ...], pending: tuple[int, Metrics] | None) -> None:
         """Tells of another program, and ends the stopwatch's window: its figures are of one program and length."""

@@ -10,6 +10,7 @@ import pytest
 
 from lmjax.checkpoint.restore import restore
 from lmjax.checkpoint.save import Saver
+from lmjax.errors import UserError
 from lmjax.model import decoder
 from lmjax.model.config import ModelConfig
 from lmjax.optim.build import OPTIMIZERS, build_optimizer
@@ -133,6 +134,28 @@ def test_decay_pulls_what_the_mask_says_and_is_times_the_learning_rate(name, emb
     for other in (attention["qkv_bias"], updates["final_norm"]["scale"], *([] if embeddings else [token])):
         np.testing.assert_allclose(other, 0.0, atol=1e-6)
     assert not embeddings or np.allclose(token, -0.25)
+
+
+@pytest.mark.parametrize("rate,ratio", [(None, 1.0), (0.005, 0.5), (0.0, 0.0)])
+def test_what_is_no_matrix_of_a_layer_has_a_rate_of_its_own(rate, ratio):
+    """At a rate of 0 it stays as it is. The decay shows the rate: the gradient is zero."""
+    params = jax.tree.map(jnp.ones_like, tree())
+    optimizer = build_optimizer(optim("muon", weight_decay=0.25, learning_rate=0.01, adam_learning_rate=rate))
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates = jax.jit(lambda: optimizer.update(zeros, optimizer.init(params), params)[0])()
+    np.testing.assert_allclose(updates["head"]["kernel"], -0.25 * ratio, atol=1e-6)
+    np.testing.assert_allclose(updates["layers"]["mlp"]["up"], -0.25, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "field,value",
+    [("learning_rate", 0.0), ("learning_rate", float("nan")), ("adam_learning_rate", -1e-4), ("weight_decay", -1.0),
+     ("warmup_steps", -1), ("decay_steps", -3), ("epsilon", 0.0), ("clip_norm", 0.0), ("final_ratio", 1.5),
+     ("b1", 1.0), ("b1", -0.1), ("b2", 1.0), ("momentum", 1.0), ("soap_every", 0)],
+)  # fmt: skip
+def test_what_no_optimizer_can_do_is_named(field, value):
+    with pytest.raises(UserError, match=rf"config\.optim\.{field}=\S+ must"):
+        OptimConfig(**{field: value})
 
 
 def test_adamw_is_the_equation():

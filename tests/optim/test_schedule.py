@@ -45,6 +45,22 @@ def test_inverse_square_root():
     )
 
 
-def test_warmup_and_decay_must_fit_into_the_run():
-    with pytest.raises(UserError, match=r"exceed config\.train\.steps=100"):
-        values(100, 0, schedule="wsd", warmup_steps=60, decay_steps=50)
+def test_wsd_decays_in_the_last_fifth_and_may_begin_right_at_the_peak():
+    at = values(10, 0, 7, 8, 9, schedule="wsd", warmup_steps=7, final_ratio=0.0)
+    np.testing.assert_allclose(at, [0.0, 2.0, 1.0, 0.0], atol=1e-6)
+    assert values(10, 8, 9, schedule="wsd", warmup_steps=9, decay_steps=0)[1] == 2.0
+
+
+@pytest.mark.parametrize(
+    "steps,fields,message",
+    [
+        (100, {"schedule": "wsd", "warmup_steps": 60, "decay_steps": 50}, "decay_steps=50 must together be less than"),
+        (100, {"schedule": "wsd", "warmup_steps": 50, "decay_steps": 50}, "decay_steps=50 must together be less than"),
+        (100, {"schedule": "wsd"}, r"warmup_steps=100 and decay_steps=20 \(a fifth of the run\) must .*steps=100"),
+        (10, {"schedule": "wsd", "warmup_steps": 8}, r"decay_steps=2 \(a fifth"),
+        (100, {"schedule": "cosine", "warmup_steps": 101}, r"warmup_steps=101 exceed config\.train\.steps=100"),
+    ],
+)
+def test_warmup_and_decay_must_fit_into_the_run(steps, fields, message):
+    with pytest.raises(UserError, match=message):
+        values(steps, 0, **fields)
