@@ -60,7 +60,9 @@ def prefill(
     return _next_token(config, params, last, sampling, num_ids, types, key), cache
 
 
-@functools.partial(jax.jit, static_argnames=("config", "sampling", "num_ids", "types"), donate_argnames=("cache",))
+@functools.partial(
+    jax.jit, static_argnames=("config", "sampling", "num_ids", "types", "before"), donate_argnames=("cache",)
+)
 def decode_step(
     config: ModelConfig,
     params: decoder.Params,
@@ -71,12 +73,15 @@ def decode_step(
     sampling: Sampling,
     num_ids: int,
     types: Dtypes,
+    before: int,
 ) -> tuple[Int[Array, "B"], Cache]:
-    """Runs one token of each row at its place; the next token of each, and the cache."""
+    """Runs one token of each row at its place, `before` of which are of features; the next token of each, and the cache."""
     places = places[:, None]
-    hidden, cache = decoder.forward(
-        config, params, tokens[:, None], places, Mask(query_places=places), types, cache=cache
-    )
+    positions = (
+        places if config.position == "rope" else places - before
+    )  # what is added to a token counts the text alone
+    mask = Mask(query_places=places)
+    hidden, cache = decoder.forward(config, params, tokens[:, None], positions, mask, types, cache=cache)
     return _next_token(config, params, hidden, sampling, num_ids, types, key), cache
 
 
@@ -110,6 +115,7 @@ def generate(
     """
     need(all(len(prompt) for prompt in prompts), "a prompt is empty: begin it with a token, such as <bos>")
     need(max(int(max(p)) for p in prompts) < config.vocab_size, "a prompt holds an id outside config.model.vocab_size")
+    need(max_tokens >= 0, f"max_tokens={max_tokens} must not be negative")
     longest = max(len(prompt) for prompt in prompts)
     if config.position == "learned":
         need(
@@ -143,7 +149,7 @@ def generate(
         if done.all() or count == max_tokens:
             return
         places = before + lengths + (count - 1)
-        new, cache = decode_step(config, params, new, places, cache, _at(key, count), **static)
+        new, cache = decode_step(config, params, new, places, cache, _at(key, count), before=before, **static)
 
 
 def stream_text(tokens: Iterator[np.ndarray], tokenizer: Tokenizer, count: int) -> Iterator[list[str]]:

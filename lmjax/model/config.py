@@ -110,7 +110,9 @@ class ModelConfig:
     rope_theta: float = 10_000.0  # base wavelength of the rotary angles
     rope_local_theta: float | None = None  # of local layers, which are then not scaled; none: as the others
     rope_scaling: RopeScaling | None = None
-    max_length: int = 2048  # tokens; rows of learned positions, and the longest sequence that generation accepts
+    max_length: int = (
+        2048  # tokens; rows of learned positions, and the longest sequence that they can continue; others go on
+    )
     block: Literal["pre", "post", "sandwich"] = "pre"
     # norms: of each branch's input; of its output, before the sum (OLMo 2); of both (Gemma 2)
     attention_bias: bool = False  # biases of the query, key, value and output products

@@ -148,7 +148,7 @@ def test_features_see_one_another_and_text_sees_them_and_no_later_text():
     assert positions[0].tolist() == list(range(PLACES + LENGTH))
 
 
-@pytest.mark.parametrize("fields", [{}, {"sliding_window": 5}])
+@pytest.mark.parametrize("fields", [{}, {"sliding_window": 5}, {"position": "learned"}, {"position": "sinusoidal"}])
 def test_generation_behind_features_equals_the_whole_forward_pass(fields):
     config = dataclasses.replace(MODEL, init_std=0.4, **fields)
     params, prefix = decoder.init(config, jax.random.key(0)), shown(2, 3)[1].astype(np.float32)

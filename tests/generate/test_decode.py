@@ -106,6 +106,8 @@ def test_mistakes_are_named():
     ]:
         with pytest.raises(UserError, match=message):
             decode(config, params, prompts, 6)
+    with pytest.raises(UserError, match="max_tokens=-1 must not be negative"):
+        decode(CONFIG, params, PROMPTS, -1)
 
 
 def test_streamed_text_is_the_text_and_characters_come_whole():
