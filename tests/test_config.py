@@ -376,6 +376,18 @@ def test_every_config_file_of_the_project_builds():
     ],
 )  # fmt: skip
 def test_sizes_and_periods_are_at_least_one(field):
+    """0 is no way to say never, or all."""
     for value in (0, -6):
         says = rf"config\.{field}={value} must be at least 1"
         fails(says, override, f"{field}={value}", cls=RunConfig)
+
+
+@pytest.mark.parametrize("field", ["rope_theta", "attention_softcap", "logit_softcap"])
+def test_what_is_divided_by_is_positive(field):
+    for value in (0.0, -1.0):
+        fails(rf"config\.model\.{field}={value} must be positive", override, f"model.{field}={value}", cls=RunConfig)
+
+
+@pytest.mark.parametrize("field", ["model.norm_epsilon", "model.init_std", "train.z_loss"])
+def test_what_is_added_or_weighed_is_not_negative(field):
+    fails(rf"config\.{field}=-1\.0 must not be negative", override, f"{field}=-1.0", cls=RunConfig)

@@ -155,6 +155,11 @@ class ModelConfig:
         for name in SIZES:
             size = getattr(self, name)
             need(size is None or size >= 1, f"config.model.{name}={size} must be at least 1")
+        for name in ("rope_theta", "rope_local_theta", "attention_softcap", "logit_softcap"):
+            value = getattr(self, name)
+            need(value is None or value > 0, f"config.model.{name}={value} must be positive")
+        for name in ("norm_epsilon", "init_std"):
+            need(getattr(self, name) >= 0, f"config.model.{name}={getattr(self, name)} must not be negative")
         need(
             self.head_dim is not None or self.d_model % self.num_heads == 0,
             f"config.model.d_model={self.d_model} does not divide by num_heads={self.num_heads}; set head_dim",

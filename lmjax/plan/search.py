@@ -23,6 +23,8 @@ REMAT = ("none", "dots", "block_outputs", "full")  # keeps less and less
 MOST_TENSOR = 16  # shards of a product: beyond, its parts are too small for the hardware's units
 MOST_STAGES = 16  # of a pipeline: beyond, few runs have the micro-batches to fill it
 KEPT = 5  # candidates told
+FREE = ("data", "stage", "fsdp", "expert", "tensor")  # axes whose sizes are searched
+CUTS = ("dcn_data", "dcn_stage")  # what lies between slices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +34,13 @@ class Candidate:
     config: RunConfig
     memory_bytes: int  # of a device
     roofline: Roofline
+    slices: int = 1  # over which it is laid
 
     @property
     def overrides(self) -> tuple[str, ...]:
         """What makes it out of any config of this run, as on the command line."""
-        mesh = (f"--config.mesh.{axis}={size}" for axis, size in zip(MESH_AXES, self.config.mesh.given, strict=True))
+        axes = (*MESH_AXES, *(CUTS if self.slices > 1 else ()))
+        mesh = (f"--config.mesh.{axis}={getattr(self.config.mesh, axis)}" for axis in axes)
         return (
             *mesh,
             f"--config.model.remat={self.config.model.remat}",
@@ -69,7 +73,7 @@ def fitting(config: RunConfig, num_devices: int, accelerator: Accelerator, slice
                 changed = variant(config, mesh, model, accumulation)
                 used = memory.memory(changed, num_devices).total
                 if used <= room:
-                    yield Candidate(changed, used, roofline(changed, num_devices, accelerator, slices))
+                    yield Candidate(changed, used, roofline(changed, num_devices, accelerator, slices), slices)
                     break
 
 
@@ -92,7 +96,8 @@ def accumulations(config: RunConfig, mesh: MeshConfig, num_devices: int) -> list
 
 
 def meshes(config: RunConfig, num_devices: int, slices: int = 1) -> Iterator[MeshConfig]:
-    """Every data × stage × fsdp × tensor (× expert, with experts) that fits the slices; what else the config splits stays split."""
+    """Every data × stage × fsdp × tensor (× expert, with experts), over several slices with every cut of data and stage between
+    them; what else the config splits stays split."""
     model, exact = config.model, config.compress.kind == "none"  # compressed gradients are those of whole replicas
     fixed = {
         axis: size for axis, size in zip(MESH_AXES, config.mesh.given, strict=True) if axis not in FREE and size > 1
@@ -113,9 +118,13 @@ def meshes(config: RunConfig, num_devices: int, slices: int = 1) -> Iterator[Mes
         if rest or (data == 1 and not exact):
             continue
         mesh = dataclasses.replace(config.mesh, **sizes)
-        if slices > 1 and not fits(mesh, num_devices, slices):
+        if slices == 1:
+            yield mesh
             continue
-        yield mesh
+        for cut in divisors(math.gcd(slices, sizes["stage"])):
+            mesh = dataclasses.replace(mesh, dcn_stage=cut, dcn_data=slices // cut)
+            if fits(mesh, num_devices, slices):
+                yield mesh
 
 
 def fits(mesh: MeshConfig, num_devices: int, slices: int) -> bool:
@@ -125,9 +134,6 @@ def fits(mesh: MeshConfig, num_devices: int, slices: int) -> bool:
     except UserError:
         return False
     return True
-
-
-FREE = ("data", "stage", "fsdp", "expert", "tensor")
 
 
 def divisors(number: int) -> list[int]:

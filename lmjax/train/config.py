@@ -31,6 +31,7 @@ class TrainConfig:
             "config.train: batch_size and accumulation must be at least 1",
         )
         need(self.loss_chunk >= 1, f"config.train.loss_chunk={self.loss_chunk} must be at least 1")
+        need(self.z_loss >= 0, f"config.train.z_loss={self.z_loss} must not be negative")
         need(
             self.batch_size % self.accumulation == 0,
             f"config.train.batch_size={self.batch_size} does not divide by accumulation={self.accumulation}",

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from lmjax.config import build, set_override, to_dict
+from lmjax.config import build, load, set_override, to_dict
 from lmjax.data.config import DataConfig
 from lmjax.model.config import ModelConfig, MoeConfig
 from lmjax.optim.config import CompressConfig
@@ -75,12 +75,22 @@ def test_stages_are_tried_where_they_divide_and_win_where_nothing_else_can():
     assert best.config.mesh.stage > 1 and memory.layout(best.config, 8).pipeline.ticks > 1
 
 
-def test_between_slices_go_replicas_alone():
+def test_between_slices_go_replicas_and_stages():
     found = list(search.meshes(LLAMA, 16, slices=4))
-    assert found and all(mesh.data % 4 == 0 for mesh in found)
-    stages = dataclasses.replace(LLAMA, mesh=MeshConfig(dcn_data=2, dcn_stage=2))
-    found = list(search.meshes(stages, 16, slices=4))
-    assert found and all(mesh.data % 2 == 0 and mesh.stage % 2 == 0 for mesh in found)
+    assert {(mesh.dcn_data, mesh.dcn_stage) for mesh in found} == {(4, 1), (2, 2), (1, 4)}
+    assert all(mesh.data % mesh.dcn_data == 0 and mesh.stage % mesh.dcn_stage == 0 for mesh in found)
+    assert len(set(found)) == len(found)
+
+
+def test_a_model_that_no_node_holds_fits_on_several():
+    """Llama 70B on 8 nodes of 8 H100, of which replicas alone would each be a node; its overrides say all of it."""
+    config = load(RunConfig, "configs/pretrain/llama3_70b.py")
+    best = search.search(config, 64, hardware.by_name("h100"), slices=8)[0]
+    assert best.config.mesh.dcn_stage > 1 and best.memory_bytes < 0.9 * hardware.by_name("h100").hbm_bytes
+    values = to_dict(config)
+    for override in best.overrides:
+        set_override(values, override.removeprefix("--config."))
+    assert build(RunConfig, values) == best.config
 
 
 def test_compressed_gradients_keep_stages_and_experts_whole():
