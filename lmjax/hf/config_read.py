@@ -104,6 +104,8 @@ def read_windows(values: Mapping[str, Any], family: Family, num_layers: int, nam
     unknown = set(checked(kinds or [], list, "layer_types", name)) - set(names)
     if unknown:
         raise UserError(f"{name}: layer_types holds {sorted(unknown)}, which is not supported")
+    if kinds and len(kinds) != num_layers:
+        raise UserError(f"{name}: layer_types names {len(kinds)} layers of {num_layers}")
     pattern = shortest_period([names[kind] for kind in kinds]) if kinds else ()
     if pattern == ("global",):
         return {}

@@ -181,6 +181,7 @@ def test_keys_of_published_files_that_change_no_logits(name, keys):
     [
         ("Gemma 3 1B", {"layer_types": 1}, "layer_types=1 must be a list of texts"),
         ("Gemma 3 1B", {"layer_types": [["full_attention"]]}, "layer_types=.* must be a list of texts"),
+        ("Gemma 3 1B", {"layer_types": ["full_attention"] * 3}, "layer_types names 3 layers of 26"),
         ("Gemma 3 1B", {"sliding_window_pattern": 0}, "sliding_window_pattern=0 must be at least 1"),
         ("Gemma 3 1B", {"rope_local_base_freq": "x"}, "rope_local_base_freq='x' must be a number"),
         ("Qwen2.5 7B, yarn", {"use_sliding_window": "yes"}, "use_sliding_window='yes' must be true or false"),
