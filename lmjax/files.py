@@ -6,8 +6,6 @@ folder without one is unfinished and is never read by the next stage.
 
 import contextlib
 import dataclasses
-import fnmatch
-import glob
 import hashlib
 import json
 import os
@@ -198,7 +196,7 @@ def check_apart(out: os.PathLike | str, inputs: Iterable[os.PathLike | str]) -> 
 
     Args:
       out: the folder.
-      inputs: files, folders and globs.
+      inputs: files and folders; of a glob only that which begins in `out`, what else it means is known by its files.
 
     Raises:
       UserError: one of them does not stand apart.
@@ -208,7 +206,7 @@ def check_apart(out: os.PathLike | str, inputs: Iterable[os.PathLike | str]) -> 
         parts = real_parts(path)
         if parts[: len(own)] == own:
             raise UserError(f"--out {out} is, or holds, the input {path}, which it would delete; choose another --out")
-        if reaches(parts, own):
+        if own[: len(parts)] == parts:
             raise UserError(
                 f"--out {out} lies in the input {path}, which would then hold its output; choose another --out"
             )
@@ -218,16 +216,6 @@ def real_parts(path: os.PathLike | str) -> tuple[str, ...]:
     """The parts of a path, links followed; of one in a bucket as they are written."""
     text = os.fspath(path)
     return tuple((text.rstrip("/") if is_remote(text) else os.path.realpath(text)).split("/"))
-
-
-def reaches(pattern: Sequence[str], folder: Sequence[str]) -> bool:
-    """Whether what lies in `folder` is among the files of a path, which may have parts with `*`."""
-    for i, part in enumerate(pattern):
-        if part == "**" or i == len(folder):
-            return True  # a glob that goes on below the folder
-        if part != folder[i] and not (glob.has_magic(part) and fnmatch.fnmatch(folder[i], part)):
-            return False
-    return not any(map(glob.has_magic, pattern))  # a folder is read with all below it, what a glob means is files
 
 
 def claim(folder: epath.Path, stage: str) -> None:

@@ -61,6 +61,7 @@ def restore(workdir: os.PathLike | str, abstract: Any, step: int | None = None, 
         reasons = [reason for reason in multihost.told_by_all(reason) if reason]
         if not reasons:
             return Restored(candidate, state, metadata, tuple(unreadable))
+        state = None  # what this process could read is not held beside the one before
         unreadable.append(reasons[0])
     raise RunError(f"{workdir}: no checkpoint can be read: " + "; ".join(unreadable))
 

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +182,16 @@ def record_counts(blocks: Iterator[bytes], suffix: str, path: epath.Path) -> Ite
     """How many records end in one piece of a file after another."""
     if suffix in WARC_SUFFIXES:
         return (1 for _ in read_archive(salvaged(blocks, suffix, path, OPENING), RECORD_BYTES))
-    return (block.count(b"\n") for block in decompressed(blocks, suffix, path))
+    return filled_lines(decompressed(blocks, suffix, path))
+
+
+def filled_lines(blocks: Iterable[bytes]) -> Iterator[int]:
+    """How many lines end in each block; blank ones are no records."""
+    begun = b""  # of the line that goes on: whether it holds anything
+    for block in blocks:
+        *ended, rest = (begun + block).split(b"\n")
+        yield sum(1 for line in ended if line.strip())
+        begun = rest.strip()[:1]
 
 
 def extrapolate(source: str, units: Sequence[Unit], sampled: Sampled, values: dict[str, Any]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def meshes(config: RunConfig, num_devices: int, slices: int = 1) -> Iterator[Mes
             yield mesh
             continue
         for cut in divisors(math.gcd(slices, sizes["stage"])):
-            mesh = dataclasses.replace(mesh, dcn_stage=cut, dcn_data=slices // cut)
+            mesh = dataclasses.replace(mesh, dcn_stage=cut, dcn_data=-1)
             if fits(mesh, num_devices, slices):
                 yield mesh
 

@@ -71,7 +71,7 @@ def test_what_is_no_text_is_part_of_the_file(tmp_path, suffix):
     elif suffix == "warc.gz":
         path.write_bytes(b"".join(gzip.compress(page(row["text"], row["other"])) for row in rows))
     else:
-        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        data = "".join(json.dumps(row) + "\n\n" for row in rows).encode()  # blank lines are no records
         squeeze = {"jsonl": bytes, "jsonl.gz": gzip.compress, "jsonl.zst": zstandard.compress}[suffix]
         path.write_bytes(squeeze(data))
     config = test_prepare.Config(sources={"web": InputConfig((str(path),))})

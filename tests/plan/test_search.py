@@ -77,8 +77,8 @@ def test_stages_are_tried_where_they_divide_and_win_where_nothing_else_can():
 
 def test_between_slices_go_replicas_and_stages():
     found = list(search.meshes(LLAMA, 16, slices=4))
-    assert {(mesh.dcn_data, mesh.dcn_stage) for mesh in found} == {(4, 1), (2, 2), (1, 4)}
-    assert all(mesh.data % mesh.dcn_data == 0 and mesh.stage % mesh.dcn_stage == 0 for mesh in found)
+    assert {(mesh.dcn_data, mesh.dcn_stage) for mesh in found} == {(-1, 1), (-1, 2), (-1, 4)}
+    assert all(mesh.data % (4 // mesh.dcn_stage) == 0 and mesh.stage % mesh.dcn_stage == 0 for mesh in found)
     assert len(set(found)) == len(found)
 
 
