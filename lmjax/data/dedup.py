@@ -22,9 +22,10 @@ import numpy as np
 from lmjax.config import need
 from lmjax.data.document import Document
 from lmjax.data.engine import Engine, Task
+from lmjax.data.inputs import published
 from lmjax.data.sketches import CLUSTER, DROPPED, Lookup, Part, document_at, load_parts
 from lmjax.data.sortmerge import Packed, Run, RunWriter, merged, open_whole, write_packed
-from lmjax.data.stage import NO_DOCUMENTS, Drop, GlobalStage, Shard, Tally, Verdict
+from lmjax.data.stage import Drop, GlobalStage, Shard, Tally, Verdict
 from lmjax.data.written import SUFFIX, read_written
 from lmjax.errors import UserError
 from lmjax.files import read_json, read_manifest, sha256_file, write_json
@@ -231,9 +232,7 @@ def days(value: Any) -> float:
 
 def earlier_documents(folder: Path) -> list[Path]:
     """The files of documents of a finished folder."""
-    paths = sorted(
-        path for path in folder.rglob(f"*{SUFFIX}") if not set(path.relative_to(folder).parts) & set(NO_DOCUMENTS)
-    )
+    paths = [folder / name for name in published(read_manifest(folder))]
     if not paths:
         raise UserError(f"{folder} holds no documents (*{SUFFIX}): it cannot serve as an earlier corpus")
     return paths

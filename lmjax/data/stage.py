@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 SAMPLES = 20  # kept for each reason, drawn by the hash of the id: the same whatever the shards
 SAMPLE_CHARACTERS = 2000  # of a sample's text
-NO_DOCUMENTS = ("events", "aside", "work")  # folders of a preparation's output that hold none that came through
 TOLD = (
     3  # failures of a stage in a shard that are logged (all are counted and kept aside); successors that an event names
 )

@@ -72,12 +72,15 @@ def run_global(
 
 def finished(documents: Sequence[Document], folder: Path, stage_folder: Path | None = None) -> Path:
     """A folder as an earlier preparation left it, with what the stage published."""
-    write_documents(folder / "documents" / "web.jsonl.zst", documents)
+    write_documents(folder / "web.jsonl.zst", documents)
+    files.write_atomic(folder / "events" / "web.jsonl.zst", b"no documents")
+    files.write_atomic(folder / "decontaminate" / "flags.jsonl.zst", b"no documents")
     if stage_folder is not None:
         for path in sorted((stage_folder / "publish").rglob("*")):
             if path.is_file():
                 target = folder / "near_dedup" / path.relative_to(stage_folder / "publish")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(path.read_bytes())
-    files.write_manifest(folder, files.Manifest("prepare", {}, {}, {}, {}, "", 0.0))
+    content = {"files": {"web.jsonl.zst": files.sha256_file(folder / "web.jsonl.zst")}}
+    files.write_manifest(folder, files.Manifest("prepare", {}, {}, {}, content, "", 0.0))
     return folder

@@ -255,7 +255,7 @@ def test_an_index_serves_as_the_documents_do(tmp_path, caplog):
     results = {}
     for name, folder in folders.items():
         results[name] = run_global(NearDedup(earlier=(str(folder),)), new, tmp_path / f"run-{name}")
-        (folder / "documents" / "web.jsonl.zst").write_bytes(b"not read" if name == "index" else b"")
+        (folder / "web.jsonl.zst").write_bytes(b"not read" if name == "index" else b"")
     assert results["index"].ids == results["documents"].ids
     assert {n: d["survivor"] for n, (_, d) in results["index"].dropped.items()} == {
         n: d["survivor"] for n, (_, d) in results["documents"].dropped.items()
